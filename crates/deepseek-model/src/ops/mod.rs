@@ -1,0 +1,1 @@
+//! The numerical operations of the model.

@@ -1,0 +1,1 @@
+//! From logits to a token id: greedy, temperature, top-k, top-p.

@@ -1,0 +1,2 @@
+//! Generates text.
+fn main() {}

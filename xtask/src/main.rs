@@ -1,0 +1,2 @@
+//! Project tasks: `cargo xtask --help`.
+fn main() {}
