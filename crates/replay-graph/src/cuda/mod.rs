@@ -1,0 +1,10 @@
+//! Capture on a CUDA device, through cudarc.
+
+mod address;
+mod capture;
+mod evidence;
+mod guards;
+mod raw;
+
+pub(crate) use address::address;
+pub use capture::{DeviceCapture, DeviceSegment};

@@ -1,0 +1,73 @@
+//! Stands in for the driver in a build without the feature `cuda`: every capture is refused.
+
+use candle_core::{CudaStorage, Device};
+
+use crate::{Backend, CaptureOptions, DeviceMemory, Error, NodeCounts, Result, Segment, StreamKey};
+
+/// Captures on a CUDA device. There is none in this build.
+#[derive(Debug)]
+pub enum DeviceCapture {}
+
+/// A segment captured on a CUDA device. There is none in this build.
+#[derive(Debug)]
+pub enum DeviceSegment {}
+
+impl Backend for DeviceCapture {
+    type Target = Device;
+    type Segment = DeviceSegment;
+
+    fn stream(device: &Device) -> Result<StreamKey> {
+        Err(refused(device))
+    }
+
+    fn open(device: &Device, _: &CaptureOptions) -> Result<Self> {
+        Err(refused(device))
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        match *self {}
+    }
+
+    fn end(&mut self, _: u32) -> Result<DeviceSegment> {
+        match *self {}
+    }
+
+    fn abort(&mut self) {
+        match *self {}
+    }
+
+    fn settle(&mut self) {
+        match *self {}
+    }
+
+    fn memory(&self) -> Result<DeviceMemory> {
+        match *self {}
+    }
+
+    fn trim(device: &Device) -> Result<()> {
+        Err(refused(device))
+    }
+}
+
+impl Segment for DeviceSegment {
+    fn launch(&self) -> Result<()> {
+        match *self {}
+    }
+
+    fn nodes(&self) -> NodeCounts {
+        match *self {}
+    }
+}
+
+pub(crate) fn address(_: &CudaStorage) -> Result<u64> {
+    Err(Error::NoCuda)
+}
+
+fn refused(device: &Device) -> Error {
+    match device {
+        Device::Cuda(_) => Error::NoCuda,
+        other => Error::NoGraphs {
+            device: format!("{:?}", other.location()),
+        },
+    }
+}

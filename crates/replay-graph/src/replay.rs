@@ -1,0 +1,368 @@
+//! The break at the cut: the layers after the last KV source, on the rows that are kept.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use candle_core::Tensor;
+use replay_core::{GraphMode, Planner, ReplayLaunch, ReplayPlan, RowCount, RowSet, Rows, StepPlan};
+use replay_cuda::{gather_rows, gather_rows_into, row_list, scatter_rows_into};
+
+use crate::{
+    Backend, CacheConfig, CaptureMode, CaptureReport, DeviceCapture, Error, FixedBuffers,
+    GraphCache, Progress, Result, Scope,
+};
+
+/// The replay layers of a model, as the break runs them. `C` is what is lent to each launch.
+///
+/// Inputs and outputs are the model's own: per-row tensors `[rows, ...]` in an order that it chooses.
+/// The first output row belongs to the first input row, and so on.
+pub trait ReplayLayers<C>: 'static {
+    /// The plan of the step that is being run.
+    fn plan<'c>(&self, context: &'c C) -> &'c StepPlan;
+
+    /// Makes the KV that the cut writes, of every row of the batch. Captured, before the break.
+    ///
+    /// # Errors
+    ///
+    /// What the model's operations fail with.
+    fn write_batch_kv(&mut self, inputs: &[Tensor]) -> Result<()>;
+
+    /// Runs the layers on the whole batch, the cut with all that it writes. Captured, in graphs that
+    /// do not break.
+    ///
+    /// # Errors
+    ///
+    /// What the model's operations fail with.
+    fn run_batch(&mut self, context: &mut C, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+
+    /// Runs the layers on the rows that run in the cut, whose KV has been written: `inputs` holds
+    /// those rows alone. Gives the tensors of [`StepPlan::output_rows`], or `None` when no row
+    /// reaches the end. Not captured. [`resume_replay_layers`](crate::resume_replay_layers) helps.
+    ///
+    /// # Errors
+    ///
+    /// What the model's operations fail with.
+    fn run_rows(&mut self, context: &mut C, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
+
+    /// Writes what [`run_padded`](Self::run_padded) reads beside its inputs, such as positions and
+    /// slots, into buffers of its own. Rows past those that run are padding: they write to no slot.
+    /// Not captured.
+    ///
+    /// # Errors
+    ///
+    /// What the model's operations fail with.
+    fn prepare(&mut self, context: &mut C, padded_rows: RowCount) -> Result<()>;
+
+    /// Runs the layers on `padded_rows` rows of fixed inputs. Captured, in a graph of its own, and run
+    /// once before that; padding has zero in its rows.
+    ///
+    /// # Errors
+    ///
+    /// What the model's operations fail with.
+    fn run_padded(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+}
+
+/// Runs replay layers where a graph breaks, and knows none of their tensors by name.
+///
+/// Where the model's graph breaks, as [`Planner::graph_breaks`] says of its size both when it is
+/// captured and when its steps are planned, the segment before the break writes the KV of every row.
+/// The break gathers the rows that are kept, runs the layers on them, eagerly or in a graph of their
+/// own, and scatters what they give over fixed buffers, with zero for the other rows. A graph that
+/// does not break runs the layers on the whole batch.
+///
+/// A clone is another handle to the same.
+pub struct ReplayBreak<B: Backend = DeviceCapture>(Rc<Shared<B>>);
+
+struct Shared<B: Backend> {
+    planner: Planner,
+    outputs: FixedBuffers,
+    graphs: Option<RefCell<ReplayGraphs<B>>>,
+}
+
+/// The graphs that the replay layers themselves run in.
+struct ReplayGraphs<B: Backend> {
+    cache: GraphCache<Vec<Tensor>, (), (), B>,
+    inputs: FixedBuffers,
+    target: B::Target,
+}
+
+impl<B: Backend> ReplayBreak<B> {
+    /// A break whose results go to `outputs`, which hold as many rows as the largest model graph. The
+    /// layers run eagerly.
+    pub fn new(planner: Planner, outputs: FixedBuffers) -> Self {
+        Self(Rc::new(Shared {
+            planner,
+            outputs,
+            graphs: None,
+        }))
+    }
+
+    /// A break whose layers run in graphs of the planner's capture sizes. Kept rows are gathered into
+    /// `inputs`, which hold the largest size.
+    ///
+    /// # Errors
+    ///
+    /// If the inputs hold fewer rows.
+    pub fn with_graphs(
+        planner: Planner,
+        outputs: FixedBuffers,
+        inputs: FixedBuffers,
+        target: B::Target,
+        config: CacheConfig,
+    ) -> Result<Self> {
+        let graphs = match planner.capture_sizes() {
+            None => None,
+            Some(sizes) => {
+                let rows = sizes.largest().as_usize();
+                if rows > inputs.max_rows() {
+                    let max_rows = inputs.max_rows();
+                    return Err(Error::TooManyRows { rows, max_rows });
+                }
+                Some(RefCell::new(ReplayGraphs {
+                    cache: GraphCache::new(sizes.clone(), config),
+                    inputs,
+                    target,
+                }))
+            }
+        };
+        Ok(Self(Rc::new(Shared {
+            planner,
+            outputs,
+            graphs,
+        })))
+    }
+
+    /// Captures the graphs of the layers, the largest first. Those that are missing are otherwise
+    /// captured when a step first needs them.
+    ///
+    /// # Errors
+    ///
+    /// As [`GraphCache::capture_all`].
+    pub fn capture_graphs<C, L: ReplayLayers<C>>(
+        &self,
+        layers: &Rc<RefCell<L>>,
+        progress: impl FnMut(Progress<'_>),
+    ) -> Result<CaptureReport> {
+        let Some(graphs) = &self.0.graphs else {
+            return Ok(CaptureReport::default());
+        };
+        let ReplayGraphs {
+            cache,
+            inputs,
+            target,
+        } = &mut *graphs.borrow_mut();
+        let kinds = [(CaptureMode::Full, ())];
+        let run = |rows: RowCount| {
+            let inputs = inputs.all_rows(rows.as_usize())?;
+            layers.borrow_mut().run_padded(&inputs)
+        };
+        cache.capture_all(target, &kinds, &mut (), |d, _| run(d.rows), progress)
+    }
+
+    /// Runs the layers in the forward that is captured as `scope`, on a graph of `padded_rows` rows.
+    ///
+    /// * `inputs` - `[padded_rows, ...]` each.
+    ///
+    /// Gives `[padded_rows, ...]` each: of a graph that breaks rows of the fixed outputs, in which
+    /// only those of [`StepPlan::output_rows`] are not zero.
+    ///
+    /// # Errors
+    ///
+    /// If the step's plan does not fit the graph, and what the layers and the capture fail with.
+    pub fn run<C, L>(
+        &self,
+        scope: &mut Scope<'_, C, B>,
+        padded_rows: RowCount,
+        layers: &Rc<RefCell<L>>,
+        inputs: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>>
+    where
+        C: 'static,
+        L: ReplayLayers<C>,
+    {
+        let mode = match scope.mode() {
+            CaptureMode::Piecewise => GraphMode::Piecewise { padded_rows },
+            CaptureMode::Full => GraphMode::Full { padded_rows },
+        };
+        if !self.0.planner.graph_breaks(mode) {
+            return layers.borrow_mut().run_batch(scope.context(), &inputs);
+        }
+        layers.borrow_mut().write_batch_kv(&inputs)?;
+        scope.fixed(&self.0.outputs);
+        let outputs = self.0.outputs.all_rows(padded_rows.as_usize())?;
+        let (shared, layers) = (self.0.clone(), layers.clone());
+        scope.eager_break(move |context| {
+            shared.run_break(context, &layers, &inputs, &outputs)?;
+            Ok(outputs.clone())
+        })
+    }
+}
+
+impl<B: Backend> Shared<B> {
+    fn run_break<C, L: ReplayLayers<C>>(
+        &self,
+        context: &mut C,
+        layers: &Rc<RefCell<L>>,
+        inputs: &[Tensor],
+        outputs: &[Tensor],
+    ) -> Result<()> {
+        let step = {
+            let layers = layers.borrow();
+            Step::of(layers.plan(context))?
+        };
+        let max_rows = outputs.first().map_or(usize::MAX, |t| t.dims()[0]);
+        if step.n_batch_rows > max_rows {
+            let rows = step.n_batch_rows;
+            return Err(Error::TooManyRows { rows, max_rows });
+        }
+        let graphs = match (step.launch, &self.graphs) {
+            (ReplayLaunch::Graph { padded_rows }, Some(graphs)) => Some((graphs, padded_rows)),
+            _ => None,
+        };
+        let results = match (step.launch, graphs) {
+            (ReplayLaunch::Skip, _) => None,
+            (_, Some((graphs, padded_rows))) => {
+                let graphs = &mut *graphs.borrow_mut();
+                Some(graphs.run(context, layers, inputs, &step.running, padded_rows)?)
+            }
+            (ReplayLaunch::Eager | ReplayLaunch::Graph { .. }, None) => {
+                let kept = step.running.take(inputs)?;
+                layers.borrow_mut().run_rows(context, &kept)?
+            }
+        };
+        match results {
+            None => self.outputs.set_zero(max_rows.min(self.outputs.max_rows())),
+            Some(values) => {
+                self.outputs.check(&values)?;
+                step.output.put(&values, outputs)
+            }
+        }
+    }
+}
+
+impl<B: Backend> ReplayGraphs<B> {
+    /// Runs the layers on the given rows of the inputs, in the graph of `padded_rows` rows.
+    fn run<C, L: ReplayLayers<C>>(
+        &mut self,
+        context: &mut C,
+        layers: &Rc<RefCell<L>>,
+        inputs: &[Tensor],
+        rows: &Kept,
+        padded_rows: RowCount,
+    ) -> Result<Vec<Tensor>> {
+        let fixed = self.inputs.all_rows(padded_rows.as_usize())?;
+        self.inputs.check(inputs)?;
+        if let Some(first) = fixed.first() {
+            let list = row_list(&rows.list(), padded_rows.as_usize(), first.device())?;
+            gather_rows_into(&refs(inputs), &list, &refs(&fixed))?;
+        }
+        layers.borrow_mut().prepare(context, padded_rows)?;
+        let key = (padded_rows, CaptureMode::Full, ());
+        let graph = self
+            .cache
+            .get_or_capture(&self.target, key, &mut (), |_, _| {
+                layers.borrow_mut().run_padded(&fixed)
+            })?;
+        match graph {
+            Some(graph) => Ok(graph.launch()?.clone()),
+            None => Err(Error::TooManyRows {
+                rows: padded_rows.as_usize(),
+                max_rows: self.cache.sizes().largest().as_usize(),
+            }),
+        }
+    }
+}
+
+/// What a step's plan says to the break.
+struct Step {
+    launch: ReplayLaunch,
+    n_batch_rows: usize,
+    /// Rows that run in the cut.
+    running: Kept,
+    /// Rows that have an output.
+    output: Kept,
+}
+
+impl Step {
+    fn of(plan: &StepPlan) -> Result<Self> {
+        let ReplayPlan::BreakOut(batch) = plan.decision() else {
+            let plan = plan.decision();
+            return Err(Error::NotPlannedToBreak { plan });
+        };
+        Ok(Self {
+            launch: batch.launch,
+            n_batch_rows: plan.n_batch_rows().as_usize(),
+            running: Kept::of(&plan.layer(0).running),
+            output: Kept::of(&plan.output_rows()),
+        })
+    }
+}
+
+/// Rows of the batch.
+enum Kept {
+    /// The first so many: all of the batch, without what its graph pads it with.
+    First(usize),
+    Listed(Vec<u32>),
+}
+
+impl Kept {
+    fn of(set: &RowSet<'_>) -> Self {
+        match set.rows() {
+            Rows::Whole => Self::First(set.n_rows().as_usize()),
+            Rows::Listed(rows) => Self::Listed(rows.to_vec()),
+        }
+    }
+
+    fn list(&self) -> Vec<u32> {
+        match self {
+            Self::First(n) => (0..*n as u32).collect(),
+            Self::Listed(rows) => rows.clone(),
+        }
+    }
+
+    /// These rows of every tensor.
+    fn take(&self, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+        match self {
+            Self::First(n) => Ok(tensors
+                .iter()
+                .map(|t| t.narrow(0, 0, *n))
+                .collect::<candle_core::Result<_>>()?),
+            Self::Listed(rows) => Ok(gather_rows(&refs(tensors), rows)?),
+        }
+    }
+
+    /// Puts rows of values where these rows are in the outputs, and zero elsewhere. Values beyond
+    /// these rows are padding.
+    fn put(&self, values: &[Tensor], outputs: &[Tensor]) -> Result<()> {
+        let Some(first) = values.first() else {
+            return Ok(());
+        };
+        let list = row_list(&self.list(), first.dims()[0], first.device())?;
+        let values = values
+            .iter()
+            .map(Tensor::contiguous)
+            .collect::<candle_core::Result<Vec<_>>>()?;
+        Ok(scatter_rows_into(&refs(&values), &list, &refs(outputs))?)
+    }
+}
+
+fn refs(tensors: &[Tensor]) -> Vec<&Tensor> {
+    tensors.iter().collect()
+}
+
+impl<B: Backend> Clone for ReplayBreak<B> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B: Backend> fmt::Debug for ReplayBreak<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplayBreak")
+            .field("trim_threshold", &self.0.planner.trim_threshold())
+            .field("outputs", &self.0.outputs)
+            .field("has_graphs", &self.0.graphs.is_some())
+            .finish_non_exhaustive()
+    }
+}
