@@ -1,6 +1,9 @@
 //! One error type at the crate's boundary; each module has its own with the facts as fields.
 
-use crate::{config::ConfigError, engram::EngramError, tokenizer::TokenizerError, weights::WeightsError};
+use crate::{
+    config::ConfigError, engram::EngramError, sampler::SamplerError, tokenizer::TokenizerError,
+    weights::WeightsError,
+};
 
 /// What can go wrong in this crate.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +21,30 @@ pub enum Error {
     /// The engram's tables or token map do not fit the configuration.
     #[error(transparent)]
     Engram(#[from] EngramError),
+    /// Sampling parameters or logits that no token can be chosen with.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    /// The cache has no room, or does not hold a sequence.
+    #[error(transparent)]
+    Cache(#[from] crate::CacheError),
+    /// A step was refused.
+    #[error(transparent)]
+    Step(#[from] crate::StepError),
+    /// The device or dtype is not one the decoder runs with.
+    #[error(transparent)]
+    Model(#[from] crate::ModelError),
+    /// The model cannot replay, for this reason.
+    #[error(transparent)]
+    Unsupported(#[from] replay_core::Unsupported),
+    /// The window is not one that can be planned with.
+    #[error(transparent)]
+    Window(#[from] replay_core::WindowError),
+    /// The step's lengths contradict each other.
+    #[error(transparent)]
+    Plan(#[from] replay_core::PlanError),
+    /// Rows could not be moved.
+    #[error(transparent)]
+    Rows(#[from] replay_cuda::Error),
     /// A tensor operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -1,12 +1,76 @@
-//! The DeepSeek-V4.1 decoder in candle, with decoder-side bounded replay.
+//! The DeepSeek-V4.1 text decoder in candle, with decoder-side bounded replay.
+//!
+//! From the last layer that writes long-range KV on (the *cut*), a row of a prefill is read by other
+//! rows through the sliding window alone. So these *replay layers* run on each request's last rows
+//! only, and a prefill costs about half. Which rows those are says a [`ReplayPolicy`]; it belongs to
+//! the [`KvCache`], because it decides what the cache holds.
+//!
+//! Three levels, each built on the one before:
+//!
+//! - [`Model::forward`] runs one packed step: prefill chunks and decode rows of several sequences.
+//! - [`Generator`] drives prompts to their ends.
+//! - [`tokenizer`], [`sampler`] and [`weights`] stand alone.
+//!
+//! Everything here runs on a CPU in f32, or with activations rounded to bf16.
+//!
+//! ```
+//! use std::num::NonZeroUsize;
+//!
+//! use deepseek_model::{GenerateOptions, Generator, Model, ModelOptions, ReplayPolicy};
+//! use deepseek_model::sampler::SamplingConfig;
+//!
+//! let dir = "tests/data/bf16-s1".as_ref(); // a tiny random checkpoint
+//! let model = Model::load(dir, ModelOptions::default(), &|_progress| {})?;
+//!
+//! let prompt: Vec<u32> = (3..83).collect();
+//! let options = GenerateOptions {
+//!     policy: ReplayPolicy::PromptTail,
+//!     chunk: NonZeroUsize::new(32).unwrap(),
+//!     max_new_tokens: 4,
+//!     stop_ids: model.config().eos_token_ids.clone(),
+//!     sampling: SamplingConfig::GREEDY,
+//!     logprobs: false,
+//! };
+//! let mut generator = Generator::new(&model, vec![prompt], options)?;
+//! while !generator.is_finished() {
+//!     for event in generator.step()? {
+//!         println!("{event:?}");
+//!     }
+//! }
+//! assert_eq!(generator.results().next().unwrap().ids.len(), 4);
+//! // Four of nine layers ran on the last 8 of 80 rows.
+//! let cost = generator.summary();
+//! assert!(cost.row_layers < cost.row_layers_without_replay * 7 / 10);
+//! # Ok::<(), deepseek_model::Error>(())
+//! ```
 
+mod cache;
 pub mod config;
 pub mod engram;
 mod error;
+mod generate;
+mod layers;
+mod model;
 mod ops;
+mod pcg;
+mod replay;
+mod rows;
 pub mod sampler;
+mod step;
 pub mod tokenizer;
 pub mod weights;
 
+pub use cache::{CacheError, CacheOptions, KvCache, SequenceId, SequenceOptions};
 pub use config::Config;
 pub use error::{Error, Result};
+pub use generate::{Event, FinishReason, GenerateOptions, GenerateSummary, Generation, Generator};
+pub use layers::Observer;
+pub use model::{Model, ModelError, ModelOptions};
+pub use ops::{Rounding, round_groups};
+pub use replay_core::ReplayPolicy;
+pub use step::{LayerStats, LogitRows, StepError, StepOutput, StepRequest, StepStats};
+
+/// The README's example, run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,9 +1,13 @@
 //! The decoder's configuration: `config.json`, checked, with the per-layer schedule resolved.
 
-/// Why a configuration is refused.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {}
+mod check;
+mod error;
+mod fields;
+mod load;
+mod raw;
+mod schedule;
+
+pub use error::{ConfigError, Violation};
 
 /// How router logits become scores (`scoring_func`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +20,7 @@ pub enum Scoring {
     Softmax,
 }
 
-/// YaRN parameters (`rope_scaling`), used by layers with compressed KV only.
+/// `YaRN` parameters (`rope_scaling`), used by layers with compressed KV only.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Yarn {
     /// Factor by which low frequencies are slowed.
@@ -132,11 +136,11 @@ pub struct Config {
     pub index_topk: usize,
     /// Two-level selection, if any.
     pub candidates: Option<CandidateConfig>,
-    /// RoPE base of window-only layers.
+    /// `RoPE` base of window-only layers.
     pub rope_theta: f64,
-    /// RoPE base of layers with compressed KV.
+    /// `RoPE` base of layers with compressed KV.
     pub compress_rope_theta: f64,
-    /// YaRN of layers with compressed KV.
+    /// `YaRN` of layers with compressed KV.
     pub yarn: Option<Yarn>,
     /// Positions the model may use.
     pub max_positions: usize,

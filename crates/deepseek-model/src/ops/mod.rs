@@ -1,1 +1,37 @@
-//! The numerical operations of the model.
+//! The numerical operations of the model, each a function on candle tensors.
+//!
+//! These are the CPU implementations, and the oracle for any other device. On a CPU every tensor
+//! is f32; [`Act::Bf16`] rounds to bf16 at the places where the released runtime stores bf16.
+
+mod act;
+mod attention;
+mod compress;
+mod engram;
+mod experts;
+mod fp;
+mod gemm;
+mod index;
+mod linear;
+mod mhc;
+mod norm;
+mod rope;
+mod round;
+mod route;
+mod scatter;
+mod topk;
+mod view;
+
+pub(crate) use act::Act;
+pub(crate) use attention::{EntryKeys, WindowKeys, attention};
+pub(crate) use compress::{ClosedGroups, close_groups};
+pub(crate) use engram::engram_gate;
+pub(crate) use experts::{Experts, routed_experts, swiglu};
+pub(crate) use index::{Choice, IndexKeys, IndexQueries, Level, choose_entries};
+pub(crate) use linear::{Linear, grouped_linear};
+pub(crate) use mhc::{Mix, collapse_norm, expand, mix};
+pub(crate) use norm::rms_norm;
+pub(crate) use rope::{RopeFrequencies, RopeTable, rotate_heads};
+pub use round::{Rounding, round_groups};
+pub(crate) use route::route;
+pub(crate) use scatter::write_rows;
+pub(crate) use view::{f32s, from_f32s, u32s};

@@ -1,6 +1,26 @@
 //! Reads a checkpoint directory: safetensors shards, memory-mapped, dequantised in parallel.
+//!
+//! What a checkpoint must hold follows from the [`Config`](crate::Config) alone (the manifest). It
+//! is compared with the headers of the shards before any value is read, and every difference is
+//! reported in one error. Then each tensor is dequantised straight from the mapped file into the
+//! buffer its [`Tensor`](candle_core::Tensor) owns; the matrices of a layer's experts into one
+//! stacked buffer. The n-gram tables, most of a checkpoint's bytes, stay in the file: see
+//! [`EngramTable`].
 
-/// Why a checkpoint is refused.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WeightsError {}
+mod checkpoint;
+mod error;
+mod formats;
+mod header;
+mod load;
+mod manifest;
+mod mapping;
+mod progress;
+mod resolve;
+mod shard;
+mod stored;
+mod table;
+
+pub use error::{Problem, Problems, WeightsError};
+pub use load::{LoadOptions, Weights};
+pub use progress::LoadProgress;
+pub use table::EngramTable;

@@ -1,0 +1,389 @@
+//! The KV cache of many sequences: window rings, compressed entries in pages, open groups.
+
+mod pages;
+mod sequence;
+mod step;
+mod storage;
+
+use std::num::NonZeroU32;
+
+use candle_core::{Device, Tensor};
+use replay_core::ReplayPolicy;
+
+pub(crate) use pages::PagePool;
+pub(crate) use sequence::{Sequence, Sequences};
+pub use sequence::{SequenceId, SequenceOptions};
+pub(crate) use storage::{PagedRows, RowRing};
+
+use crate::{Config, Error, Result, replay::ReplayPlanner};
+
+/// Why the cache cannot take a sequence or a step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// `max_sequences` or `max_tokens` is 0.
+    #[error("cache: {field} must be at least 1, got 0")]
+    Empty {
+        /// The field of [`CacheOptions`].
+        field: &'static str,
+    },
+    /// The storage does not fit the memory.
+    #[error(
+        "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",
+        match bytes {
+            Some(bytes) => format!("{bytes} bytes of memory, expected no more than can be allocated"),
+            None => "more rows or bytes than can be addressed".to_owned(),
+        }
+    )]
+    TooLarge {
+        /// Bytes of all storage; `None` if more than can be addressed.
+        bytes: Option<u64>,
+        /// Sequences asked for.
+        max_sequences: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+    },
+    /// Every slot is taken.
+    #[error("cache: all {max} sequences are in use (CacheOptions::max_sequences)")]
+    NoSlot {
+        /// Slots of the cache.
+        max: usize,
+    },
+    /// The pages left do not hold the tokens of the step.
+    #[error(
+        "cache: {needed} more pages of {page_tokens} tokens are needed, {free} are free (CacheOptions::max_tokens)"
+    )]
+    NoPages {
+        /// Pages the step needs.
+        needed: usize,
+        /// Pages left.
+        free: usize,
+        /// Tokens of one page.
+        page_tokens: usize,
+    },
+    /// The id names no sequence of this cache, or one that was removed.
+    #[error("cache: {id} is not in this cache")]
+    UnknownSequence {
+        /// What was asked for.
+        id: SequenceId,
+    },
+    /// The cache was made for a model of another configuration.
+    #[error("cache: it was made for a model of another configuration")]
+    OtherModel,
+    /// A prompt of no tokens.
+    #[error("cache: a prompt must have at least 1 token")]
+    EmptyPrompt,
+    /// The prompt does not fit the model's positions.
+    #[error(
+        "cache: a prompt of {prompt_len} tokens exceeds the model's {max_positions} positions (max_position_embeddings)"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_len: usize,
+        /// Positions of the model.
+        max_positions: usize,
+    },
+}
+
+/// What a cache is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// Sequences it holds at once.
+    pub max_sequences: usize,
+    /// Tokens over all sequences; rounded up to whole pages per sequence.
+    pub max_tokens: usize,
+    /// How prefill is cut short. One policy for the life of a cache: window KV written under one
+    /// is not what another expects.
+    pub policy: ReplayPolicy,
+    /// Rows at the end of a prompt whose outputs are read: 1 to sample what follows it. The
+    /// policies keep as many rows as these need.
+    pub sampled_rows: NonZeroU32,
+}
+
+/// Window KV of a layer and, if it is a KV source, what later layers read of it.
+#[derive(Debug)]
+pub(crate) struct LayerCache {
+    /// `[sequences · W, D]`.
+    pub(crate) window: RowRing,
+    /// Compressed entries, for KV sources.
+    pub(crate) source: Option<SourceCache>,
+}
+
+/// What a KV source writes for every row.
+#[derive(Debug)]
+pub(crate) struct SourceCache {
+    /// Compressed KV, `D` wide.
+    pub(crate) entries: PagedRows,
+    /// Index keys, `index_dim` wide.
+    pub(crate) index_keys: PagedRows,
+    /// Keys and gates of rows whose group is not complete (ratio > 1).
+    pub(crate) pending: Option<[RowRing; 2]>,
+}
+
+/// Keys and values of every sequence, for all layers.
+///
+/// Tensors sit on the model's device; lengths and page tables on the host.
+#[derive(Debug)]
+pub struct KvCache {
+    /// Of the model it was made for.
+    config: Config,
+    pub(crate) layers: Vec<LayerCache>,
+    pub(crate) pool: PagePool,
+    pub(crate) sequences: Sequences,
+    pub(crate) planner: ReplayPlanner,
+}
+
+/// Tokens of a page at least: small enough to waste little on short texts, large enough for the
+/// products over a page's index keys to pay.
+const MIN_PAGE_TOKENS: usize = 128;
+
+impl KvCache {
+    /// An empty cache for a model of this configuration.
+    ///
+    /// # Errors
+    /// If an option is 0, or the model cannot replay and the policy is not `Off` (one named
+    /// reason), or memory runs out.
+    pub fn new(config: &Config, options: CacheOptions, device: &Device) -> Result<Self> {
+        for (field, value) in [
+            ("max_sequences", options.max_sequences),
+            ("max_tokens", options.max_tokens),
+        ] {
+            if value == 0 {
+                return Err(CacheError::Empty { field }.into());
+            }
+        }
+        let planner = ReplayPlanner::new(config, options.policy, options.sampled_rows)?;
+        let (pages, page_tokens) = plan_pages(config, options, device)?;
+        let layers = (0..config.layers.len())
+            .map(|layer| {
+                LayerCache::new(
+                    config,
+                    layer,
+                    options.max_sequences,
+                    (pages, page_tokens),
+                    device,
+                )
+            })
+            .collect::<candle_core::Result<_>>()?;
+        Ok(Self {
+            config: config.clone(),
+            layers,
+            pool: PagePool::new(pages, page_tokens),
+            sequences: Sequences::new(options.max_sequences, config.max_positions),
+            planner,
+        })
+    }
+
+    /// Adds a sequence of no tokens yet. Its pages are taken step by step, so that a step can find
+    /// too few of them although the sequence was added.
+    ///
+    /// # Errors
+    /// If every slot is taken, or the prompt is empty or exceeds the model's positions.
+    pub fn add(&mut self, options: SequenceOptions) -> Result<SequenceId> {
+        Ok(self.sequences.add(options)?)
+    }
+
+    /// Forgets a sequence and frees its pages.
+    ///
+    /// # Errors
+    /// If the cache does not hold it.
+    pub fn remove(&mut self, id: SequenceId) -> Result<()> {
+        let sequence = self.sequences.remove(id)?;
+        self.pool.free(sequence.pages);
+        Ok(())
+    }
+
+    /// Tokens the sequence holds.
+    ///
+    /// # Errors
+    /// If the cache does not hold it.
+    pub fn len(&self, id: SequenceId) -> Result<usize> {
+        Ok(self.sequences.get(id)?.len)
+    }
+
+    /// Whether the cache holds no sequence.
+    pub fn is_empty(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    /// The policy all sequences are filled under.
+    pub fn policy(&self) -> ReplayPolicy {
+        self.planner.policy()
+    }
+
+    /// The newest window KV of a layer, oldest row first: `[min(len, W), D]`.
+    ///
+    /// Rows that the policy did not run in this layer hold whatever was there before.
+    ///
+    /// # Errors
+    /// If the cache does not hold the sequence.
+    ///
+    /// # Panics
+    /// If the model has no such layer.
+    pub fn window_kv(&self, id: SequenceId, layer: usize) -> Result<Tensor> {
+        let sequence = self.sequences.get(id)?;
+        let ring = &self.layers[layer].window;
+        let first = sequence.len.saturating_sub(ring.capacity());
+        select(
+            ring.data(),
+            (first..sequence.len).map(|pos| ring.row(id.slot(), pos)),
+        )
+    }
+
+    /// Compressed KV `[entries, D]` and index keys `[entries, index_dim]` of a KV source.
+    ///
+    /// # Errors
+    /// If the cache does not hold the sequence.
+    ///
+    /// # Panics
+    /// If the layer is no KV source.
+    pub fn compressed(&self, id: SequenceId, layer: usize) -> Result<(Tensor, Tensor)> {
+        let sequence = self.sequences.get(id)?;
+        let source = self.layers[layer]
+            .source
+            .as_ref()
+            .expect("the layer is no KV source");
+        let entries = sequence.len * source.entries.per_page() / self.pool.page_tokens();
+        let rows = |pages: &PagedRows| {
+            select(
+                pages.data(),
+                (0..entries).map(|e| pages.row(&sequence.pages, e)),
+            )
+        };
+        Ok((rows(&source.entries)?, rows(&source.index_keys)?))
+    }
+
+    /// Overwrites every slot of every layer, used or not. Filled with NaN before the first
+    /// sequence, the cache shows any read of a slot that nobody wrote.
+    ///
+    /// # Errors
+    /// If a device operation fails.
+    pub fn fill(&mut self, value: f32) -> Result<()> {
+        for layer in &self.layers {
+            layer.window.fill(value)?;
+            if let Some(source) = &layer.source {
+                source.entries.fill(value)?;
+                source.index_keys.fill(value)?;
+                for ring in source.pending.iter().flatten() {
+                    ring.fill(value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Number of pages and tokens of each.
+///
+/// # Errors
+/// If the storage they make cannot be addressed or allocated.
+fn plan_pages(
+    config: &Config,
+    options: CacheOptions,
+    device: &Device,
+) -> Result<(usize, usize), CacheError> {
+    let too_large = |bytes| CacheError::TooLarge {
+        bytes,
+        max_sequences: options.max_sequences,
+        max_tokens: options.max_tokens,
+    };
+    let sized = || {
+        // A page covers the same tokens in every source, so it holds whole groups of each ratio.
+        let mut ratios = config.layers.iter().map(|l| l.ratio.max(1));
+        let step = ratios.try_fold(1, lcm)?;
+        let page_tokens = step.checked_mul(MIN_PAGE_TOKENS.div_ceil(step))?;
+        let pages = options.max_tokens.div_ceil(page_tokens);
+        let pages = pages.checked_add(options.max_sequences - 1)?;
+        let storage = storage_bytes(config, options.max_sequences, (pages, page_tokens))?;
+        Some((pages, page_tokens, storage))
+    };
+    let (pages, page_tokens, (host, tensors)) = sized().ok_or_else(|| too_large(None))?;
+    // A device says itself what it has no room for; the host would end the program.
+    let probed = if device.is_cpu() {
+        host + tensors
+    } else {
+        host
+    };
+    let fits = usize::try_from(probed)
+        .is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    if !fits {
+        return Err(too_large(Some(host + tensors)));
+    }
+    Ok((pages, page_tokens))
+}
+
+/// Bytes of the lists on the host and of the tensors; `None` if a row's number exceeds `u32` or a
+/// size `u64`.
+fn storage_bytes(
+    config: &Config,
+    sequences: usize,
+    (pages, page_tokens): (usize, usize),
+) -> Option<(u64, u64)> {
+    let tensor = |count: usize, rows: usize, width: usize| {
+        let rows = count
+            .checked_mul(rows)
+            .filter(|&n| u32::try_from(n).is_ok())?;
+        let bytes = rows.checked_mul(width)?.checked_mul(size_of::<f32>())?;
+        u64::try_from(bytes).ok()
+    };
+    // A page's number takes as much as a value; there are at least as many pages as slots.
+    let slots = (sequences as u64).checked_mul(Sequences::SLOT_BYTES as u64)?;
+    let host = tensor(pages, 1, 1)?.checked_add(slots)?;
+    let mut sizes = Vec::new();
+    for (index, layer) in config.layers.iter().enumerate() {
+        sizes.push(tensor(sequences, config.sliding_window, config.head_dim)?);
+        if layer.kv_source == Some(index) {
+            let per_page = page_tokens / layer.ratio;
+            sizes.push(tensor(pages, per_page, config.head_dim)?);
+            sizes.push(tensor(pages, per_page, config.index_dim)?);
+            if layer.ratio > 1 {
+                sizes.extend([tensor(sequences, layer.ratio, config.head_dim)?; 2]);
+            }
+        }
+    }
+    let tensors = sizes.into_iter().try_fold(0_u64, u64::checked_add)?;
+    // The sum of the two is addressable, too.
+    host.checked_add(tensors)?;
+    Some((host, tensors))
+}
+
+impl LayerCache {
+    fn new(
+        config: &Config,
+        layer: usize,
+        sequences: usize,
+        (pages, page_tokens): (usize, usize),
+        device: &Device,
+    ) -> candle_core::Result<Self> {
+        let schedule = config.layers[layer];
+        let source = (schedule.kv_source == Some(layer)).then(|| -> candle_core::Result<_> {
+            let per_page = page_tokens / schedule.ratio;
+            let ring = || RowRing::new(sequences, schedule.ratio, config.head_dim, device);
+            Ok(SourceCache {
+                entries: PagedRows::new(pages, per_page, config.head_dim, device)?,
+                index_keys: PagedRows::new(pages, per_page, config.index_dim, device)?,
+                pending: (schedule.ratio > 1)
+                    .then(|| Ok::<_, candle_core::Error>([ring()?, ring()?]))
+                    .transpose()?,
+            })
+        });
+        Ok(Self {
+            window: RowRing::new(sequences, config.sliding_window, config.head_dim, device)?,
+            source: source.transpose()?,
+        })
+    }
+}
+
+fn select(data: &Tensor, rows: impl Iterator<Item = usize>) -> Result<Tensor> {
+    let rows: Vec<u32> = rows.map(|row| row as u32).collect();
+    let rows = Tensor::new(rows.as_slice(), data.device())?;
+    data.index_select(&rows, 0).map_err(Error::from)
+}
+
+fn lcm(a: usize, b: usize) -> Option<usize> {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).checked_mul(b)
+}

@@ -1,0 +1,125 @@
+//! The sequences of a cache: their slots, lengths and pages.
+
+use std::fmt;
+
+use super::CacheError;
+
+/// Names a sequence of one cache. An id of a removed sequence stays invalid when its slot is reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SequenceId {
+    slot: u32,
+    generation: u32,
+}
+
+impl SequenceId {
+    pub(crate) fn slot(self) -> usize {
+        self.slot as usize
+    }
+}
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sequence {}.{}", self.slot, self.generation)
+    }
+}
+
+/// What a sequence is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceOptions {
+    /// Tokens of its prompt; rows at or after this position are decode rows.
+    pub prompt_len: usize,
+    /// Someone reads the outputs of every prompt row (prompt log-probabilities), so none may be
+    /// dropped.
+    pub keeps_rows: bool,
+}
+
+/// The host's side of a sequence.
+#[derive(Debug, Clone)]
+pub(crate) struct Sequence {
+    pub(crate) options: SequenceOptions,
+    /// Tokens whose KV is written.
+    pub(crate) len: usize,
+    /// Pages of compressed entries, in order.
+    pub(crate) pages: Vec<u32>,
+    /// The last token ids, oldest first, for n-gram hashes.
+    pub(crate) tail: Vec<u32>,
+}
+
+/// Slots and what is in them.
+#[derive(Debug)]
+pub(crate) struct Sequences {
+    slots: Vec<(u32, Option<Sequence>)>,
+    max_positions: usize,
+}
+
+impl Sequences {
+    /// Memory of one slot.
+    pub(crate) const SLOT_BYTES: usize = size_of::<(u32, Option<Sequence>)>();
+
+    pub(crate) fn new(max: usize, max_positions: usize) -> Self {
+        Self {
+            slots: vec![(0, None); max],
+            max_positions,
+        }
+    }
+
+    /// Positions of the model.
+    pub(crate) fn max_positions(&self) -> usize {
+        self.max_positions
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.iter().all(|(_, sequence)| sequence.is_none())
+    }
+
+    pub(crate) fn add(&mut self, options: SequenceOptions) -> Result<SequenceId, CacheError> {
+        let max_positions = self.max_positions;
+        match options.prompt_len {
+            0 => return Err(CacheError::EmptyPrompt),
+            prompt_len if prompt_len > max_positions => {
+                return Err(CacheError::PromptTooLong {
+                    prompt_len,
+                    max_positions,
+                });
+            }
+            _ => {}
+        }
+        let max = self.slots.len();
+        let slot = self
+            .slots
+            .iter()
+            .position(|(_, s)| s.is_none())
+            .ok_or(CacheError::NoSlot { max })?;
+        self.slots[slot].1 = Some(Sequence {
+            options,
+            len: 0,
+            pages: Vec::new(),
+            tail: Vec::new(),
+        });
+        Ok(SequenceId {
+            slot: slot as u32,
+            generation: self.slots[slot].0,
+        })
+    }
+
+    pub(crate) fn remove(&mut self, id: SequenceId) -> Result<Sequence, CacheError> {
+        self.get(id)?;
+        let (generation, sequence) = &mut self.slots[id.slot()];
+        *generation += 1;
+        sequence.take().ok_or(CacheError::UnknownSequence { id })
+    }
+
+    pub(crate) fn get(&self, id: SequenceId) -> Result<&Sequence, CacheError> {
+        match self.slots.get(id.slot()) {
+            Some((generation, Some(sequence))) if *generation == id.generation => Ok(sequence),
+            _ => Err(CacheError::UnknownSequence { id }),
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, CacheError> {
+        match self.slots.get_mut(id.slot()) {
+            Some((generation, Some(sequence))) if *generation == id.generation => Ok(sequence),
+            _ => Err(CacheError::UnknownSequence { id }),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Checking a step against the cache, making room for it, and counting it.
+
+use super::{CacheError, KvCache};
+use crate::{Config, Result, StepError, StepRequest};
+
+/// A step that passed [`KvCache::check`]: pages each request still needs.
+pub(crate) struct CheckedStep {
+    missing_pages: usize,
+}
+
+impl KvCache {
+    /// Refuses a step that cannot run, before anything is changed.
+    pub(crate) fn check(
+        &self,
+        requests: &[StepRequest<'_>],
+        config: &Config,
+    ) -> Result<CheckedStep> {
+        if self.config != *config {
+            return Err(CacheError::OtherModel.into());
+        }
+        if requests.is_empty() {
+            return Err(StepError::Empty.into());
+        }
+        let mut missing_pages = 0;
+        for (i, request) in requests.iter().enumerate() {
+            let same = |other: &StepRequest<'_>| other.sequence == request.sequence;
+            if let Some(first) = requests[..i].iter().position(same) {
+                return Err(StepError::SameSequence {
+                    first,
+                    second: i,
+                    id: request.sequence,
+                }
+                .into());
+            }
+            missing_pages += self.check_request(i, request, config.vocab_size)?;
+        }
+        self.pool.check(missing_pages)?;
+        Ok(CheckedStep { missing_pages })
+    }
+
+    /// Returns the pages the request needs beyond its own.
+    fn check_request(
+        &self,
+        i: usize,
+        request: &StepRequest<'_>,
+        vocab_size: usize,
+    ) -> Result<usize> {
+        let sequence = self.sequences.get(request.sequence)?;
+        if request.tokens.is_empty() {
+            return Err(StepError::NoTokens { request: i }.into());
+        }
+        let outside = |id: &u32| *id as usize >= vocab_size;
+        if let Some(index) = request.tokens.iter().position(outside) {
+            let id = request.tokens[index];
+            return Err(StepError::TokenOutsideVocabulary {
+                request: i,
+                index,
+                id,
+                vocab_size,
+            }
+            .into());
+        }
+        let (start, end) = (sequence.len, sequence.len + request.tokens.len());
+        let prompt_len = sequence.options.prompt_len;
+        let max_positions = self.sequences.max_positions();
+        if end > max_positions {
+            return Err(StepError::TooLong {
+                request: i,
+                end,
+                max_positions,
+            }
+            .into());
+        }
+        if start < prompt_len && end > prompt_len {
+            return Err(StepError::CrossesPromptEnd {
+                request: i,
+                start,
+                end,
+                prompt_len,
+            }
+            .into());
+        }
+        let prefill = start < prompt_len;
+        let first_read = end - request.logits.count(request.tokens.len());
+        let reads_dropped = first_read < self.planner.first_output(start, end, prompt_len);
+        if prefill && !sequence.options.keeps_rows && reads_dropped {
+            return Err(StepError::ReadsDroppedRows {
+                request: i,
+                policy: self.policy(),
+            }
+            .into());
+        }
+        Ok(self.pool.missing(end, sequence.pages.len()))
+    }
+
+    /// Gives every request the pages it needs.
+    pub(crate) fn reserve(
+        &mut self,
+        requests: &[StepRequest<'_>],
+        checked: &CheckedStep,
+    ) -> Result<(), CacheError> {
+        self.pool.check(checked.missing_pages)?;
+        for request in requests {
+            let sequence = self.sequences.get_mut(request.sequence)?;
+            self.pool
+                .grow(&mut sequence.pages, sequence.len + request.tokens.len());
+        }
+        Ok(())
+    }
+
+    /// Counts the tokens of a finished step; keeps the last `lookback` ids.
+    pub(crate) fn advance(&mut self, requests: &[StepRequest<'_>], lookback: usize) {
+        for request in requests {
+            let Ok(sequence) = self.sequences.get_mut(request.sequence) else {
+                continue;
+            };
+            sequence.len += request.tokens.len();
+            sequence.tail.extend_from_slice(
+                &request.tokens[request.tokens.len().saturating_sub(lookback)..],
+            );
+            sequence
+                .tail
+                .drain(..sequence.tail.len().saturating_sub(lookback));
+        }
+    }
+}

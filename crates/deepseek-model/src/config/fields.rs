@@ -1,0 +1,177 @@
+//! Reads a JSON object key by key, noting each bad key instead of stopping at the first.
+
+use serde_json::{Map, Value};
+
+use super::error::Violation;
+
+/// Largest number of repeated parts (heads, experts, iterations).
+///
+/// With [`MAX_WIDTH`] it keeps every product of sizes that names a tensor's shape within 64 bits.
+pub(super) const MAX_COUNT: usize = 4096;
+/// Largest extent of a tensor axis, in elements.
+const MAX_WIDTH: usize = i32::MAX as usize;
+
+/// A JSON object, and where its bad keys are noted.
+///
+/// A reader returns `None` exactly when it has noted a violation; a key that holds `null` counts as
+/// absent.
+pub(super) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    prefix: String,
+    violations: &'a mut Vec<Violation>,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(map: &'a Map<String, Value>, violations: &'a mut Vec<Violation>) -> Self {
+        Self {
+            map,
+            prefix: String::new(),
+            violations,
+        }
+    }
+
+    /// The object under `key`, its keys noted as `key.name`; `None` if absent or empty.
+    ///
+    /// The one reader whose `None` need not be a violation: the objects read this way are optional.
+    pub(super) fn object(&mut self, key: &str) -> Option<Fields<'_>> {
+        match self.get(key)? {
+            Value::Object(map) if map.is_empty() => None,
+            Value::Object(map) => {
+                let prefix = format!("{}{key}.", self.prefix);
+                Some(Fields {
+                    map,
+                    prefix,
+                    violations: self.violations,
+                })
+            }
+            other => {
+                self.note(Violation::value(&self.name(key), "an object", other));
+                None
+            }
+        }
+    }
+
+    /// Whether the key is there and not `null`.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// A key that must be there, as `parse` understands it.
+    pub(super) fn required<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Option<T> {
+        let Some(value) = self.get(key) else {
+            self.note(Violation::absent(&self.name(key), expected));
+            return None;
+        };
+        let parsed = parse(value);
+        if parsed.is_none() {
+            self.note(Violation::value(&self.name(key), expected, value));
+        }
+        parsed
+    }
+
+    /// A key that may be absent and then means `default`.
+    pub(super) fn optional<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        default: T,
+        parse: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Option<T> {
+        if self.has(key) {
+            self.required(key, expected, parse)
+        } else {
+            Some(default)
+        }
+    }
+
+    /// A number of repeated parts: 1 to [`MAX_COUNT`].
+    pub(super) fn count(&mut self, key: &str) -> Option<usize> {
+        self.up_to(key, MAX_COUNT)
+    }
+
+    /// A whole number from 1 to `max`.
+    pub(super) fn up_to(&mut self, key: &str, max: usize) -> Option<usize> {
+        let expected = format!("a whole number from 1 to {max}");
+        self.required(key, &expected, |v| {
+            whole(v).filter(|n| (1..=max).contains(n))
+        })
+    }
+
+    /// The extent of a tensor axis, or a number of tokens: 1 to [`MAX_WIDTH`].
+    pub(super) fn width(&mut self, key: &str) -> Option<usize> {
+        self.up_to(key, MAX_WIDTH)
+    }
+
+    /// A list of whole numbers, none above [`MAX_WIDTH`].
+    pub(super) fn list(&mut self, key: &str) -> Option<Vec<usize>> {
+        self.required(
+            key,
+            &format!("a list of whole numbers from 0 to {MAX_WIDTH}"),
+            |v| {
+                v.as_array()?
+                    .iter()
+                    .map(|n| whole(n).filter(|&n| n <= MAX_WIDTH))
+                    .collect()
+            },
+        )
+    }
+
+    /// A token id.
+    pub(super) fn token_id(&mut self, key: &str) -> Option<u32> {
+        self.required(key, "a token id", token_id)
+    }
+
+    /// A number that passes `accept` and is finite in f32, which the decoder computes in.
+    pub(super) fn number(
+        &mut self,
+        key: &str,
+        expected: &str,
+        accept: fn(f64) -> bool,
+    ) -> Option<f64> {
+        let accepted = self.required(key, expected, |v| v.as_f64().filter(|&x| accept(x)))?;
+        if (accepted as f32).is_finite() {
+            return Some(accepted);
+        }
+        let expected = format!("{expected}, finite in f32");
+        self.note(Violation::new(
+            &self.name(key),
+            expected,
+            format!("{accepted:e}"),
+        ));
+        None
+    }
+
+    pub(super) fn note(&mut self, violation: Violation) {
+        self.violations.push(violation);
+    }
+
+    /// The key as violations name it.
+    pub(super) fn name(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+}
+
+fn whole(value: &Value) -> Option<usize> {
+    usize::try_from(value.as_u64()?).ok()
+}
+
+pub(super) fn token_id(value: &Value) -> Option<u32> {
+    u32::try_from(value.as_u64()?).ok()
+}
+
+/// One token id or a list of them.
+pub(super) fn token_ids(value: &Value) -> Option<Vec<u32>> {
+    match value {
+        Value::Array(ids) => ids.iter().map(token_id).collect(),
+        id => Some(vec![token_id(id)?]),
+    }
+}

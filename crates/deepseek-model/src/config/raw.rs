@@ -1,0 +1,278 @@
+//! The keys of `config.json`, each checked on its own.
+//!
+//! Sizes, the schedule and every number of a formula must be there: a forgotten key must not turn
+//! into the value of some other model. Only what can be *off* may be absent, and is off then:
+//! `rope_scaling`, candidate blocks (`candidate_*`), n-gram tables (`engram_*`), stop tokens.
+//! `num_key_value_heads`, `n_shared_experts`, `tie_word_embeddings` and `hidden_act` have one
+//! supported value each and may be absent, too. Other keys are not looked at.
+
+use serde_json::{Map, Value};
+
+use super::{
+    CandidateConfig, EngramConfig, Scoring, Violation, Yarn,
+    fields::{Fields, token_id, token_ids},
+};
+
+/// Largest number of layers.
+const MAX_LAYERS: usize = 1024;
+/// Longest n-gram.
+const MAX_NGRAM: usize = 64;
+
+/// What the file says; `None` where a violation was noted.
+pub(super) struct Raw {
+    pub(super) vocab_size: Option<usize>,
+    pub(super) hidden_size: Option<usize>,
+    pub(super) num_layers: Option<usize>,
+    pub(super) num_heads: Option<usize>,
+    pub(super) head_dim: Option<usize>,
+    pub(super) rope_dim: Option<usize>,
+    pub(super) q_lora_rank: Option<usize>,
+    pub(super) o_groups: Option<usize>,
+    pub(super) o_lora_rank: Option<usize>,
+    pub(super) moe_intermediate_size: Option<usize>,
+    pub(super) num_experts: Option<usize>,
+    pub(super) experts_per_token: Option<usize>,
+    pub(super) scoring: Option<Scoring>,
+    pub(super) norm_topk_prob: Option<bool>,
+    pub(super) routed_scaling_factor: Option<f64>,
+    pub(super) swiglu_limit: Option<f64>,
+    pub(super) rms_norm_eps: Option<f64>,
+    pub(super) sliding_window: Option<usize>,
+    pub(super) hc_mult: Option<usize>,
+    pub(super) hc_sinkhorn_iters: Option<usize>,
+    pub(super) hc_eps: Option<f64>,
+    pub(super) index_heads: Option<usize>,
+    pub(super) index_dim: Option<usize>,
+    pub(super) index_topk: Option<usize>,
+    pub(super) rope_theta: Option<f64>,
+    pub(super) compress_rope_theta: Option<f64>,
+    pub(super) max_positions: Option<usize>,
+    pub(super) compress_ratios: Option<Vec<usize>>,
+    pub(super) kv_sources: Option<Vec<usize>>,
+    pub(super) index_sources: Option<Vec<usize>>,
+    /// `None` also if off.
+    pub(super) candidates: Option<CandidateConfig>,
+    /// `None` also if off.
+    pub(super) yarn: Option<Yarn>,
+    /// `None` also if off.
+    pub(super) engram: Option<EngramConfig>,
+    /// `None` also if absent.
+    pub(super) bos_token_id: Option<u32>,
+    /// Empty if absent.
+    pub(super) eos_token_ids: Vec<u32>,
+}
+
+impl Raw {
+    /// Reads the decoder's keys from `text`, and the few that may stand beside it from `top`.
+    ///
+    /// In a flat file the two are the same object.
+    pub(super) fn read(
+        top: &Map<String, Value>,
+        text: &Map<String, Value>,
+        violations: &mut Vec<Violation>,
+    ) -> Self {
+        only_supported(top, text, violations);
+        let eos = stop_tokens(&mut Fields::new(
+            holder("eos_token_id", top, text),
+            violations,
+        ));
+        let bos = Fields::new(holder("bos_token_id", top, text), violations).optional(
+            "bos_token_id",
+            "a token id",
+            None,
+            |v| token_id(v).map(Some),
+        );
+
+        let f = &mut Fields::new(text, violations);
+        Self {
+            vocab_size: f.width("vocab_size"),
+            hidden_size: f.width("hidden_size"),
+            num_layers: f.up_to("num_hidden_layers", MAX_LAYERS),
+            num_heads: f.count("num_attention_heads"),
+            head_dim: f.width("head_dim"),
+            rope_dim: f.width("qk_rope_head_dim"),
+            q_lora_rank: f.width("q_lora_rank"),
+            o_groups: f.count("o_groups"),
+            o_lora_rank: f.width("o_lora_rank"),
+            moe_intermediate_size: f.width("moe_intermediate_size"),
+            num_experts: f.count("n_routed_experts"),
+            experts_per_token: f.count("num_experts_per_tok"),
+            scoring: scoring(f),
+            norm_topk_prob: f.required("norm_topk_prob", "true or false", Value::as_bool),
+            routed_scaling_factor: f
+                .number("routed_scaling_factor", "a number above 0", |x| x > 0.0),
+            swiglu_limit: f.number("swiglu_limit", "a number, 0 or above", |x| x >= 0.0),
+            rms_norm_eps: f.number("rms_norm_eps", "a number, 0 or above", |x| x >= 0.0),
+            sliding_window: f.up_to("sliding_window", replay_core::Window::MAX as usize),
+            hc_mult: f.count("hc_mult"),
+            hc_sinkhorn_iters: f.count("hc_sinkhorn_iters"),
+            hc_eps: f.number("hc_eps", "a number, 0 or above", |x| x >= 0.0),
+            index_heads: f.count("index_n_heads"),
+            index_dim: f.width("index_head_dim"),
+            index_topk: f.width("index_topk"),
+            rope_theta: f.number("rope_theta", "a number above 1", |x| x > 1.0),
+            compress_rope_theta: f.number("compress_rope_theta", "a number above 1", |x| x > 1.0),
+            max_positions: f.width("max_position_embeddings"),
+            compress_ratios: f.list("compress_ratios"),
+            kv_sources: f.list("kv_source_layer_ids"),
+            index_sources: f.list("index_source_layer_ids"),
+            candidates: candidates(f),
+            yarn: yarn(f),
+            engram: engram(f),
+            bos_token_id: bos.flatten(),
+            eos_token_ids: eos,
+        }
+    }
+}
+
+/// The object that `key` is read from: the decoder's, or the one around it.
+fn holder<'a>(
+    key: &str,
+    top: &'a Map<String, Value>,
+    text: &'a Map<String, Value>,
+) -> &'a Map<String, Value> {
+    if text.get(key).is_some_and(|value| !value.is_null()) {
+        text
+    } else {
+        top
+    }
+}
+
+/// `eos_token_id`: one id or a list; absent: none.
+pub(super) fn stop_tokens(f: &mut Fields<'_>) -> Vec<u32> {
+    f.optional(
+        "eos_token_id",
+        "a token id or a list of them",
+        Vec::new(),
+        token_ids,
+    )
+    .unwrap_or_default()
+}
+
+/// Keys that name a variant of the model of which only one is supported.
+fn only_supported(
+    top: &Map<String, Value>,
+    text: &Map<String, Value>,
+    violations: &mut Vec<Violation>,
+) {
+    let f = &mut Fields::new(text, violations);
+    for key in ["num_key_value_heads", "n_shared_experts"] {
+        f.optional(key, "1 (nothing else is supported)", 1, |v| {
+            v.as_u64().filter(|&n| n == 1)
+        });
+    }
+    f.optional(
+        "hidden_act",
+        "\"silu\" (nothing else is supported)",
+        "silu",
+        |v| v.as_str().filter(|&name| name == "silu"),
+    );
+    // A tied head would otherwise surface as a missing tensor.
+    let tied = holder("tie_word_embeddings", top, text);
+    Fields::new(tied, violations).optional(
+        "tie_word_embeddings",
+        "false (the head has its own weights)",
+        false,
+        |v| v.as_bool().filter(|tied| !tied),
+    );
+}
+
+fn scoring(f: &mut Fields<'_>) -> Option<Scoring> {
+    let expected = "\"sqrtsoftplus\", \"sigmoid\" or \"softmax\"";
+    f.required("scoring_func", expected, |value| match value.as_str()? {
+        "sqrtsoftplus" => Some(Scoring::SqrtSoftplus),
+        "sigmoid" => Some(Scoring::Sigmoid),
+        "softmax" => Some(Scoring::Softmax),
+        _ => None,
+    })
+}
+
+/// Absent or negative `candidate_source_layer_id`: no restriction of later choices.
+fn candidates(f: &mut Fields<'_>) -> Option<CandidateConfig> {
+    let source = f.optional(
+        "candidate_source_layer_id",
+        "a layer id, or -1 for none",
+        -1,
+        Value::as_i64,
+    )?;
+    let source = usize::try_from(source).ok()?;
+    let (top_blocks, block_size) = (
+        f.width("candidate_topk_blocks"),
+        f.width("candidate_block_size"),
+    );
+    Some(CandidateConfig {
+        source,
+        top_blocks: top_blocks?,
+        block_size: block_size?,
+    })
+}
+
+/// `rope_scaling`, or `rope_parameters` as newer tools write it; of type `default` or absent: none.
+fn yarn(f: &mut Fields<'_>) -> Option<Yarn> {
+    let key = if f.has("rope_scaling") {
+        "rope_scaling"
+    } else {
+        "rope_parameters"
+    };
+    let mut f = f.object(key)?;
+    let kind_key = if f.has("rope_type") {
+        "rope_type"
+    } else {
+        "type"
+    };
+    let kind = f.required(kind_key, "\"yarn\" or \"default\"", |value| {
+        value
+            .as_str()
+            .filter(|kind| ["yarn", "default"].contains(kind))
+    })?;
+    if kind == "default" {
+        return None;
+    }
+    let factor = f.number("factor", "a number, 1 or above", |x| x >= 1.0);
+    let beta_fast = f.number("beta_fast", "a number above 0", |x| x > 0.0);
+    let beta_slow = f.number("beta_slow", "a number above 0", |x| x > 0.0);
+    let original_max_position = f.width("original_max_position_embeddings");
+    let yarn = Yarn {
+        factor: factor?,
+        beta_fast: beta_fast?,
+        beta_slow: beta_slow?,
+        original_max_position: original_max_position?,
+    };
+    if yarn.beta_fast < yarn.beta_slow {
+        let expected = format!("beta_slow ({}) or above", yarn.beta_slow);
+        f.note(Violation::new(
+            &f.name("beta_fast"),
+            expected,
+            yarn.beta_fast,
+        ));
+    }
+    Some(yarn)
+}
+
+/// Absent or empty `engram_layer_ids`: no tables, and the other keys are not looked at.
+fn engram(f: &mut Fields<'_>) -> Option<EngramConfig> {
+    if !f.has("engram_layer_ids") {
+        return None;
+    }
+    let layers = f.list("engram_layer_ids")?;
+    if layers.is_empty() {
+        return None;
+    }
+    let table_rows = f.list("engram_num_embeddings");
+    let max_ngram = f.up_to("engram_max_ngram_size", MAX_NGRAM);
+    let heads = f.count("engram_n_heads");
+    let head_dim = f.width("engram_head_dim");
+    let vocab_size = f.width("engram_vocab_size");
+    let pad_token_id = f.token_id("engram_pad_token_id");
+    let compressed_vocab_size = f.width("engram_compressed_vocab_size");
+    Some(EngramConfig {
+        layers,
+        table_rows: table_rows?,
+        max_ngram: max_ngram?,
+        heads: heads?,
+        head_dim: head_dim?,
+        vocab_size: vocab_size?,
+        pad_token_id: pad_token_id?,
+        compressed_vocab_size: compressed_vocab_size?,
+    })
+}

@@ -1,0 +1,127 @@
+//! The decoder layer, in the two halves that bounded replay needs: [`DecoderLayer::enter`] writes
+//! the KV of every row that comes in, [`DecoderLayer::run`] takes the rows that stay through the
+//! rest.
+
+mod attention;
+mod build;
+mod compressor;
+mod context;
+mod engram;
+mod indexer;
+mod moe;
+mod state;
+
+use attention::Attention;
+pub use context::Observer;
+pub(crate) use context::StepContext;
+pub(crate) use engram::Engram;
+use moe::Moe;
+pub(crate) use state::{Entered, RowState};
+
+use crate::{
+    Result,
+    ops::{Mix, collapse_norm, expand, mix},
+    rows::Rows,
+};
+
+/// One layer's weights.
+#[derive(Debug)]
+pub(crate) struct DecoderLayer {
+    index: usize,
+    engram: Option<Engram>,
+    attn_norm: candle_core::Tensor,
+    attn_mix: Mix,
+    attention: Attention,
+    ffn_norm: candle_core::Tensor,
+    ffn_mix: Mix,
+    moe: Moe,
+}
+
+impl DecoderLayer {
+    /// Looks n-grams up, and makes and writes the KV of every entering row. Window KV goes to the
+    /// cache with [`Self::run`] or [`Self::skip`]: until then rows of this step still read the
+    /// older rows that it replaces.
+    pub(crate) fn enter(
+        &self,
+        ctx: &StepContext<'_>,
+        mut state: RowState,
+        entering: &Rows,
+    ) -> Result<Entered> {
+        if let Some(engram) = &self.engram {
+            state.streams = engram.forward(ctx, self.index, &state.streams)?;
+            ctx.note(
+                || format!("layers.{}.engram_out", self.index),
+                &state.streams,
+            );
+        }
+        let normed = collapse_norm(
+            &state.streams,
+            &state.pre,
+            &self.attn_norm,
+            ctx.config.rms_norm_eps,
+            ctx.act,
+        )?;
+        ctx.note(|| format!("layers.{}.attn_in", self.index), &normed);
+        let kv = self
+            .attention
+            .write_kv(ctx, self.index, &normed, entering)?;
+        Ok(Entered { state, normed, kv })
+    }
+
+    /// Attention and experts for the `running` rows, which `entered` holds; `entering` are the rows
+    /// that [`Self::enter`] saw.
+    pub(crate) fn run(
+        &self,
+        ctx: &StepContext<'_>,
+        entered: Entered,
+        entering: &Rows,
+        running: &Rows,
+        kv_start: &[u32],
+    ) -> Result<RowState> {
+        let Entered {
+            mut state,
+            normed,
+            kv,
+        } = entered;
+        let (attn_pre, post_comb) = mix(&self.attn_mix, &state.streams)?;
+        let y = self.attention.forward(
+            ctx,
+            self.index,
+            &mut state,
+            &normed,
+            (&kv, entering),
+            running,
+            kv_start,
+        )?;
+        ctx.note(|| format!("layers.{}.attn_out", self.index), &y);
+        self.skip(ctx, &kv, entering)?;
+        let streams = expand(&y, &state.streams, &post_comb, ctx.act)?;
+
+        let (ffn_pre, post_comb) = mix(&self.ffn_mix, &streams)?;
+        let x = collapse_norm(
+            &streams,
+            &attn_pre,
+            &self.ffn_norm,
+            ctx.config.rms_norm_eps,
+            ctx.act,
+        )?;
+        ctx.note(|| format!("layers.{}.ffn_in", self.index), &x);
+        let y = self.moe.forward(ctx, self.index, &x)?;
+        ctx.note(|| format!("layers.{}.ffn_out", self.index), &y);
+        state.streams = expand(&y, &streams, &post_comb, ctx.act)?;
+        state.pre = ffn_pre;
+        ctx.note(|| format!("layers.{}.streams", self.index), &state.streams);
+        ctx.note(|| format!("layers.{}.pre_mix", self.index), &state.pre);
+        Ok(state)
+    }
+
+    /// Stores the window KV of the entering rows, all a layer does when none of them goes on.
+    pub(crate) fn skip(
+        &self,
+        ctx: &StepContext<'_>,
+        kv: &candle_core::Tensor,
+        entering: &Rows,
+    ) -> Result<()> {
+        Ok(ctx.layers[self.index].window.store(kv, entering)?)
+    }
+}

@@ -1,0 +1,104 @@
+//! The compressor: pools each complete group of rows into one entry.
+
+use candle_core::{Result, Tensor};
+use rayon::prelude::*;
+
+use super::{Act, f32s, from_f32s, view::ROWS_PER_TASK};
+use crate::{cache::RowRing, rows::Rows};
+
+/// Groups that a step completes, in the order of the step's requests.
+#[derive(Debug, Default)]
+pub(crate) struct ClosedGroups {
+    /// Request and entry number of each group.
+    pub(crate) entries: Vec<(usize, usize)>,
+}
+
+impl ClosedGroups {
+    /// Groups of `ratio` rows, aligned to position 0, whose last row is among `rows`.
+    pub(crate) fn of(rows: &Rows, ratio: usize) -> Self {
+        let mut entries = Vec::new();
+        for (request, span) in rows.spans().iter().enumerate() {
+            entries.extend((span.first_pos / ratio..span.end_pos() / ratio).map(|e| (request, e)));
+        }
+        Self { entries }
+    }
+}
+
+/// Pools each closed group channel by channel: `Σ softmax(gate)[row] · key[row]`, `[groups, D]`.
+///
+/// `keys` and `gates` are `[rows, D]`; rows of earlier steps come from the pending rings.
+pub(crate) fn close_groups(
+    groups: &ClosedGroups,
+    ratio: usize,
+    rows: &Rows,
+    keys: (&Tensor, &RowRing),
+    gates: (&Tensor, &RowRing),
+    act: Act,
+) -> Result<Tensor> {
+    let width = keys.0.dim(1)?;
+    let (new_keys, old_keys) = (f32s(keys.0)?, f32s(keys.1.data())?);
+    let (new_gates, old_gates) = (f32s(gates.0)?, f32s(gates.1.data())?);
+    let mut out = vec![0f32; groups.entries.len() * width];
+    out.par_chunks_mut(width)
+        .zip(&groups.entries)
+        .with_min_len(ROWS_PER_TASK)
+        .for_each_init(
+            || Softmax::new(width),
+            |softmax, (out, &(request, entry))| {
+                let span = &rows.spans()[request];
+                let source = |pos: usize| {
+                    if pos >= span.first_pos {
+                        let at = (span.first_row + pos - span.first_pos) * width;
+                        (&new_keys[at..at + width], &new_gates[at..at + width])
+                    } else {
+                        let at = keys.1.row(span.slot, pos) * width;
+                        (&old_keys[at..at + width], &old_gates[at..at + width])
+                    }
+                };
+                softmax.pool(out, (entry * ratio..(entry + 1) * ratio).map(source));
+                act.store_all(out);
+            },
+        );
+    from_f32s(out, (groups.entries.len(), width))
+}
+
+/// Buffers of a softmax that runs over the rows of a group, for each channel by itself.
+struct Softmax {
+    top: Vec<f32>,
+    total: Vec<f32>,
+}
+
+impl Softmax {
+    fn new(width: usize) -> Self {
+        Self {
+            top: vec![0.0; width],
+            total: vec![0.0; width],
+        }
+    }
+
+    /// `out[c] = Σ softmax(gate[·][c]) · key[·][c]` over the `(key, gate)` rows of one group.
+    fn pool<'a>(
+        &mut self,
+        out: &mut [f32],
+        group: impl Iterator<Item = (&'a [f32], &'a [f32])> + Clone,
+    ) {
+        self.top.fill(f32::NEG_INFINITY);
+        self.total.fill(0.0);
+        out.fill(0.0);
+        for (_, gate) in group.clone() {
+            for (top, gate) in self.top.iter_mut().zip(gate) {
+                *top = top.max(*gate);
+            }
+        }
+        for (key, gate) in group {
+            for c in 0..out.len() {
+                let weight = (gate[c] - self.top[c]).exp();
+                self.total[c] += weight;
+                out[c] += weight * key[c];
+            }
+        }
+        for (out, total) in out.iter_mut().zip(&self.total) {
+            *out /= total;
+        }
+    }
+}

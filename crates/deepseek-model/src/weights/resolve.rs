@@ -1,0 +1,97 @@
+//! Compares a checkpoint with what the decoder needs, before any weight is read.
+
+use std::collections::{BTreeSet, HashMap};
+
+use rayon::prelude::*;
+
+use super::{
+    checkpoint::Checkpoint,
+    error::{Problem, Problems, WeightsError},
+    manifest::{self, Manifest, Part},
+    stored::{self, Stored},
+    table::EngramTable,
+};
+
+/// A checkpoint in which everything was found.
+pub(super) struct Resolved {
+    /// The parts of each target of the manifest.
+    pub(super) sources: Vec<Vec<Stored>>,
+    /// By layer.
+    pub(super) tables: HashMap<usize, EngramTable>,
+}
+
+/// Finds every part of the manifest; all that is missing, left over or does not fit fails together.
+///
+/// Of the values only the scales are read (a thirty-second of the matrices or less), in parallel.
+pub(super) fn resolve(
+    manifest: &Manifest,
+    checkpoint: &Checkpoint,
+) -> Result<Resolved, WeightsError> {
+    let mut search = Search {
+        checkpoint,
+        known: BTreeSet::new(),
+        problems: Vec::new(),
+    };
+    let sources: Vec<Vec<Stored>> = manifest
+        .targets
+        .iter()
+        .map(|target| search.find_all(&target.parts))
+        .collect();
+    let mut tables = HashMap::new();
+    for table in &manifest.tables {
+        if let Some(stored) = search.find(&table.part) {
+            stored.expect_scattered_reads();
+            tables.insert(table.layer, EngramTable::new(stored));
+        }
+    }
+
+    let mut problems = search.finish();
+    let matrices = sources.par_iter().flatten();
+    problems.par_extend(matrices.filter_map(Stored::check_scales));
+    Problems::refuse(problems, &checkpoint.dir)?;
+    Ok(Resolved { sources, tables })
+}
+
+struct Search<'a> {
+    checkpoint: &'a Checkpoint,
+    /// Names of tensors that the manifest accounts for.
+    known: BTreeSet<String>,
+    problems: Vec<Problem>,
+}
+
+impl Search<'_> {
+    fn find_all(&mut self, parts: &[Part]) -> Vec<Stored> {
+        parts.iter().filter_map(|part| self.find(part)).collect()
+    }
+
+    fn find(&mut self, part: &Part) -> Option<Stored> {
+        let tensors = &self.checkpoint.tensors;
+        self.known.insert(part.name.clone());
+        // A tensor that is always plain owns no scale: one of that name is unexpected.
+        let scale = part.quantisable.then(|| stored::scale_name(&part.name));
+        let scales = scale.as_ref().and_then(|name| tensors.get(name));
+        self.known.extend(scale);
+
+        let found = match tensors.get(&part.name) {
+            Some(raw) => Stored::new(part, raw, scales),
+            None => Err(Problem::Missing {
+                tensor: part.name.clone(),
+                shape: part.shape.clone(),
+            }),
+        };
+        found.map_err(|problem| self.problems.push(problem)).ok()
+    }
+
+    /// All problems, the tensors that nothing asked for included.
+    fn finish(mut self) -> Vec<Problem> {
+        for (name, raw) in &self.checkpoint.tensors {
+            if !self.known.contains(name) && !manifest::is_skipped(name) {
+                self.problems.push(Problem::Unexpected {
+                    tensor: name.clone(),
+                    file: raw.file(),
+                });
+            }
+        }
+        self.problems
+    }
+}

@@ -1,0 +1,95 @@
+//! One safetensors file: its header, and the bytes of each tensor.
+
+use std::{collections::BTreeMap, io, ops::Range, path::Path, sync::Arc};
+
+use safetensors::{
+    Dtype, SafeTensors,
+    tensor::{Metadata, TensorInfo},
+};
+
+use super::{error::Problem, header, mapping::Mapping};
+
+/// Bytes of the length that a safetensors file starts with.
+pub(super) const LENGTH_BYTES: usize = 8;
+
+/// An open shard.
+#[derive(Debug)]
+pub(super) struct Shard {
+    map: Mapping,
+    /// Name without directory, for errors.
+    file: String,
+}
+
+/// Tensors by name.
+pub(super) type Tensors = BTreeMap<String, RawTensor>;
+
+/// A tensor as it lies in its shard.
+#[derive(Debug, Clone)]
+pub(super) struct RawTensor {
+    shard: Arc<Shard>,
+    pub(super) dtype: Dtype,
+    /// Stored shape: packed axes count elements of `dtype`.
+    pub(super) shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+impl RawTensor {
+    /// The stored bytes, little-endian, row-major, of any alignment.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.shard.map.bytes()[self.range.clone()]
+    }
+
+    /// See [`Mapping::expect_scattered_reads`].
+    pub(super) fn expect_scattered_reads(&self) {
+        self.shard.map.expect_scattered_reads(self.range.clone());
+    }
+
+    /// The shard's name, for errors.
+    pub(super) fn file(&self) -> String {
+        self.shard.file.clone()
+    }
+}
+
+/// Opens a shard and reads its header.
+pub(super) fn open(path: &Path) -> Result<Tensors, Vec<Problem>> {
+    let file = file_name(path);
+    let map = match Mapping::open(path) {
+        Ok(map) => map,
+        Err(error) => {
+            let reason = match error.kind() {
+                io::ErrorKind::NotFound => "no such file".to_owned(),
+                _ => format!("cannot be read: {error}"),
+            };
+            return Err(vec![Problem::File { file, reason }]);
+        }
+    };
+    match SafeTensors::read_metadata(map.bytes()) {
+        Ok((header_len, metadata)) => {
+            let shard = Arc::new(Shard { map, file });
+            Ok(tensors(&shard, LENGTH_BYTES + header_len, &metadata))
+        }
+        Err(error) => Err(header::diagnose(&file, map.bytes(), &error)),
+    }
+}
+
+fn tensors(shard: &Arc<Shard>, start: usize, metadata: &Metadata) -> Tensors {
+    let locate = |(name, info): (String, &TensorInfo)| {
+        let (from, to) = info.data_offsets;
+        let raw = RawTensor {
+            shard: shard.clone(),
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            range: start + from..start + to,
+        };
+        (name, raw)
+    };
+    metadata.tensors().into_iter().map(locate).collect()
+}
+
+/// Name without directory.
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
+        .into_owned()
+}

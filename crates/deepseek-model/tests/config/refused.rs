@@ -1,0 +1,167 @@
+//! Configurations that are refused.
+
+use std::{fmt::Write, fs};
+
+use deepseek_model::{Config, config::ConfigError};
+use serde_json::{Value, json};
+
+use crate::{chain, changed, release};
+
+/// Each key on its own: left out, and given as text. The file and the key are always named.
+#[test]
+fn every_key_is_checked() {
+    let mut report = String::new();
+    let keys: Vec<String> = release()["text_config"]
+        .as_object()
+        .unwrap()
+        .keys()
+        .cloned()
+        .collect();
+    for key in keys {
+        let absent = changed(|text| drop(text.as_object_mut().unwrap().remove(&key)));
+        let wrong = changed(|text| text[&key] = "wrong".into());
+        for (how, result) in [("absent", absent), ("wrong", wrong)] {
+            let outcome = match result {
+                Ok(_) => "accepted".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            writeln!(report, "{key} {how}: {outcome}").unwrap();
+        }
+    }
+    insta::assert_snapshot!("every_key", report);
+}
+
+/// Rules of one key and rules between keys, each broken alone.
+#[test]
+fn every_rule_is_checked() {
+    let mut report = String::new();
+    for (key, value) in [
+        ("hidden_size", json!(0)),
+        ("hidden_size", json!(-3)),
+        ("hidden_size", json!(5120.5)),
+        ("hidden_size", json!(1_u64 << 40)),
+        ("num_hidden_layers", json!(100_000)),
+        ("num_key_value_heads", json!(8)),
+        ("n_shared_experts", json!(2)),
+        ("hidden_act", json!("gelu")),
+        ("tie_word_embeddings", json!(true)),
+        ("o_groups", json!(7)),
+        ("head_dim", json!(520)),
+        ("index_head_dim", json!(72)),
+        ("index_head_dim", json!(32)),
+        ("qk_rope_head_dim", json!(63)),
+        ("qk_rope_head_dim", json!(1024)),
+        ("num_experts_per_tok", json!(385)),
+        ("scoring_func", json!("tanh")),
+        ("routed_scaling_factor", json!(0)),
+        ("swiglu_limit", json!(-1)),
+        ("rope_theta", json!(1)),
+        ("rope_scaling", json!({ "type": "linear", "factor": 2 })),
+        ("rope_scaling", json!({ "factor": 2 })),
+        ("rope_scaling", json!({ "type": "yarn", "factor": 0.5 })),
+        (
+            "rope_scaling",
+            json!({
+                "type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 32,
+                "original_max_position_embeddings": 64,
+            }),
+        ),
+        ("compress_ratios", json!([0, 0, -2])),
+        ("compress_ratios", json!([0, 2, 2])),
+        ("kv_source_layer_ids", json!([2, 8, 14, 20, 22])),
+        ("kv_source_layer_ids", json!([8, 14, 20])),
+        ("kv_source_layer_ids", json!([2, 8, 14])),
+        ("kv_source_layer_ids", json!([2, 8, 14, 20, 40])),
+        ("kv_source_layer_ids", json!([0, 2, 8, 14, 20])),
+        ("index_source_layer_ids", json!([1, 2, 8, 14, 20, 41])),
+        ("index_source_layer_ids", json!([2, 8, 20])),
+        ("candidate_source_layer_id", json!(24)),
+        ("candidate_source_layer_id", json!(14)),
+        ("candidate_source_layer_id", json!(99)),
+        ("candidate_topk_blocks", json!(64)),
+        ("candidate_topk_blocks", json!(0)),
+        ("engram_layer_ids", json!([14, 1])),
+        ("engram_layer_ids", json!([1, 1])),
+        ("engram_layer_ids", json!([1, 40])),
+        ("engram_layer_ids", json!([1])),
+        ("engram_num_embeddings", json!([5, 0])),
+        ("engram_max_ngram_size", json!(1)),
+        ("engram_pad_token_id", json!(129_280)),
+        ("eos_token_id", json!([1, 129_280])),
+        ("bos_token_id", json!(-1)),
+        ("num_hidden_layers", json!(1025)),
+        ("n_routed_experts", json!(4097)),
+        ("sliding_window", json!((1 << 24) + 1)),
+        ("sliding_window", json!((1 << 20) + 1)),
+        ("compress_ratios", json!([0, 0, (1 << 20) + 1])),
+        ("kv_source_layer_ids", json!(vec![2; 41])),
+        ("index_source_layer_ids", json!(vec![2; 41])),
+        ("hc_eps", json!(1e300)),
+        ("routed_scaling_factor", json!(1e39)),
+        ("engram_max_ngram_size", json!(65)),
+        ("engram_n_heads", json!(1366)),
+    ] {
+        let error = changed(|text| text[key] = value.clone()).unwrap_err();
+        writeln!(report, "{key} = {value}\n{error}\n").unwrap();
+    }
+    insta::assert_snapshot!("every_rule", report);
+}
+
+/// Two candidate blocks too few would do; the bound itself is accepted.
+#[test]
+fn the_candidate_rule_is_exact() {
+    // (65 - 1) * 8 + 1 = 513, (64 - 1) * 8 + 1 = 505; index_topk is 512.
+    assert!(changed(|text| text["candidate_topk_blocks"] = 65.into()).is_ok());
+    assert!(changed(|text| text["candidate_topk_blocks"] = 64.into()).is_err());
+    assert!(
+        changed(|text| {
+            text["candidate_topk_blocks"] = 64.into();
+            text["index_topk"] = 505.into();
+        })
+        .is_ok()
+    );
+}
+
+#[test]
+fn violations_are_reported_together() {
+    let error = changed(|text| {
+        text["hidden_size"] = "big".into();
+        text["o_groups"] = 7.into();
+        text["qk_rope_head_dim"] = 1025.into();
+        text["kv_source_layer_ids"] = json!([2, 8, 14, 20, 50]);
+        text["rope_scaling"]["factor"] = Value::Null;
+        text["engram_num_embeddings"] = json!([1, 2, 3]);
+        text["compress_ratios"][5] = 1.into();
+        text.as_object_mut().unwrap().remove("hc_eps");
+    });
+    let error = error.unwrap_err();
+    insta::assert_snapshot!("together", error.to_string());
+    let ConfigError::Invalid { violations, .. } = error else {
+        panic!("{error}")
+    };
+    let fields: Vec<&str> = violations.iter().map(|v| v.field.as_str()).collect();
+    assert!(fields.contains(&"hidden_size") && fields.contains(&"rope_scaling.factor"));
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let refusal = |text: Option<&str>| {
+        if let Some(text) = text {
+            fs::write(dir.path().join("config.json"), text).unwrap();
+        }
+        let error = chain(&Config::load(dir.path()).unwrap_err());
+        error.replace(dir.path().to_str().unwrap(), "DIR")
+    };
+    // What follows is the system's own wording.
+    assert!(refusal(None).starts_with("cannot read DIR/config.json: "));
+    insta::assert_snapshot!("empty", refusal(Some("")));
+    insta::assert_snapshot!("cut", refusal(Some("{\"text_config\": {")));
+    insta::assert_snapshot!("a_list", refusal(Some("[1]")));
+    insta::assert_snapshot!(
+        "text_config_of_wrong_type",
+        refusal(Some("{\"text_config\": 5}"))
+    );
+    let empty = refusal(Some("{}"));
+    assert!(empty.contains("DIR/config.json breaks 30 rules"), "{empty}");
+}

@@ -1,0 +1,236 @@
+//! Steps, caches and options that are refused: by name, and before anything has changed.
+
+mod common;
+
+use std::{fmt::Write, sync::LazyLock};
+
+use common::{Lone, checkpoint, load};
+use deepseek_model::{
+    CacheOptions, GenerateOptions, Generator, KvCache, LogitRows, Model, ModelOptions,
+    ReplayPolicy, SequenceOptions, StepRequest, sampler::SamplingConfig,
+};
+
+static MODEL: LazyLock<Model> = LazyLock::new(|| load("bf16-s1", false));
+
+const OPTIONS: CacheOptions = CacheOptions {
+    max_sequences: 2,
+    max_tokens: 128,
+    policy: ReplayPolicy::PromptTail,
+    sampled_rows: std::num::NonZeroU32::MIN,
+};
+const PROMPT: SequenceOptions = SequenceOptions {
+    prompt_len: 20,
+    keeps_rows: false,
+};
+
+/// Collects `what: error` lines for one snapshot.
+#[derive(Default)]
+struct Texts(String);
+
+impl Texts {
+    fn add<T>(&mut self, what: &str, result: deepseek_model::Result<T>) {
+        let error = result
+            .err()
+            .unwrap_or_else(|| panic!("{what} was not refused"));
+        writeln!(self.0, "{what}\n    {error}").unwrap();
+    }
+}
+
+#[test]
+fn refused_steps_say_why_and_change_nothing() {
+    let mut cache = MODEL.new_cache(OPTIONS).unwrap();
+    let a = cache.add(PROMPT).unwrap();
+    let gone = cache.add(PROMPT).unwrap();
+    cache.remove(gone).unwrap();
+    let b = cache
+        .add(SequenceOptions {
+            prompt_len: 300,
+            keeps_rows: false,
+        })
+        .unwrap();
+    let tokens: Vec<u32> = (3..303).map(|t| 3 + t % 280).collect();
+    let request = |sequence, n: usize, logits| StepRequest {
+        sequence,
+        tokens: &tokens[..n],
+        logits,
+    };
+    let outside = [3, 4, 288];
+    let steps: Vec<(&str, Vec<StepRequest<'_>>)> = vec![
+        ("no request", vec![]),
+        ("no tokens", vec![request(a, 0, LogitRows::None)]),
+        (
+            "one sequence twice",
+            vec![
+                request(b, 4, LogitRows::None),
+                request(a, 2, LogitRows::None),
+                request(b, 4, LogitRows::None),
+            ],
+        ),
+        (
+            "a removed sequence whose slot is in use again",
+            vec![request(gone, 4, LogitRows::None)],
+        ),
+        (
+            "an id outside the vocabulary",
+            vec![StepRequest {
+                sequence: a,
+                tokens: &outside,
+                logits: LogitRows::None,
+            }],
+        ),
+        (
+            "a chunk over the prompt's end",
+            vec![request(a, 21, LogitRows::Last)],
+        ),
+        (
+            "the last row of a chunk that is not the last",
+            vec![request(a, 12, LogitRows::Last)],
+        ),
+        (
+            "all rows of a prompt that keeps none",
+            vec![request(a, 20, LogitRows::All)],
+        ),
+        (
+            "more pages than there are",
+            vec![request(b, 300, LogitRows::None)],
+        ),
+    ];
+    let mut texts = Texts::default();
+    for (what, step) in steps {
+        texts.add(what, MODEL.forward(&step, &mut cache));
+        assert_eq!(
+            (cache.len(a).unwrap(), cache.len(b).unwrap()),
+            (0, 0),
+            "{what} changed the cache"
+        );
+    }
+    let last = MODEL
+        .forward(&[request(a, 20, LogitRows::Last)], &mut cache)
+        .unwrap();
+    let mut lone = Lone::new(&MODEL, ReplayPolicy::PromptTail, 20);
+    assert_eq!(
+        common::flat(&last.logits),
+        lone.prefill(&tokens[..20], &[20]),
+        "a refused step left a trace"
+    );
+    let other = load("fp4-s1", false);
+    let mut other = other.new_cache(OPTIONS).unwrap();
+    let foreign = other.add(PROMPT).unwrap();
+    let step = [request(foreign, 4, LogitRows::None)];
+    // The same shapes, but for the storage formats: the configurations agree.
+    MODEL.forward(&step, &mut other).unwrap();
+    let other = load("engram-s1", false);
+    let mut other = other.new_cache(OPTIONS).unwrap();
+    let step = [request(other.add(PROMPT).unwrap(), 4, LogitRows::None)];
+    texts.add("a cache of another model", MODEL.forward(&step, &mut other));
+    insta::assert_snapshot!(texts.0);
+}
+
+#[test]
+fn refused_caches_and_sequences_say_why() {
+    let mut texts = Texts::default();
+    let device = candle_core::Device::Cpu;
+    texts.add(
+        "no sequences",
+        KvCache::new(
+            MODEL.config(),
+            CacheOptions {
+                max_sequences: 0,
+                ..OPTIONS
+            },
+            &device,
+        ),
+    );
+    texts.add(
+        "no tokens",
+        KvCache::new(
+            MODEL.config(),
+            CacheOptions {
+                max_tokens: 0,
+                ..OPTIONS
+            },
+            &device,
+        ),
+    );
+    for (what, max_sequences, max_tokens) in [
+        ("sequences without end", usize::MAX, 128),
+        ("tokens without end", 2, usize::MAX),
+        ("both without end", usize::MAX, usize::MAX),
+        ("rows that have no number", u32::MAX as usize, 128),
+    ] {
+        let options = CacheOptions {
+            max_sequences,
+            max_tokens,
+            ..OPTIONS
+        };
+        texts.add(what, KvCache::new(MODEL.config(), options, &device));
+    }
+    let mut wide = MODEL.config().clone();
+    wide.head_dim = 1 << 31;
+    let options = CacheOptions {
+        max_tokens: 1 << 20,
+        ..OPTIONS
+    };
+    texts.add(
+        "more than any memory",
+        KvCache::new(&wide, options, &device),
+    );
+    let mut cache = MODEL.new_cache(OPTIONS).unwrap();
+    texts.add(
+        "an empty prompt",
+        cache.add(SequenceOptions {
+            prompt_len: 0,
+            keeps_rows: false,
+        }),
+    );
+    texts.add(
+        "a prompt over the positions",
+        cache.add(SequenceOptions {
+            prompt_len: 1025,
+            keeps_rows: false,
+        }),
+    );
+    cache.add(PROMPT).unwrap();
+    let second = cache.add(PROMPT).unwrap();
+    texts.add("a sequence too many", cache.add(PROMPT));
+    cache.remove(second).unwrap();
+    texts.add("removing twice", cache.remove(second));
+    insta::assert_snapshot!(texts.0);
+}
+
+#[test]
+fn refused_models_say_why() {
+    let mut texts = Texts::default();
+    let load = |options| Model::load(&checkpoint("bf16-s1"), options, &|_| {});
+    let dtype = candle_core::DType::F16;
+    texts.add(
+        "f16 activations",
+        load(ModelOptions {
+            dtype,
+            ..Default::default()
+        }),
+    );
+    insta::assert_snapshot!(texts.0);
+}
+
+/// A long generation ends at the model's last position, not with an error.
+#[test]
+fn generation_stops_at_the_last_position() {
+    let prompt: Vec<u32> = (0..1020).map(|t| 3 + t % 280).collect();
+    let options = GenerateOptions {
+        policy: ReplayPolicy::PromptTail,
+        chunk: std::num::NonZeroUsize::new(512).unwrap(),
+        max_new_tokens: 50,
+        stop_ids: vec![],
+        sampling: SamplingConfig::GREEDY,
+        logprobs: false,
+    };
+    let mut generator = Generator::new(&MODEL, vec![prompt], options).unwrap();
+    while !generator.is_finished() {
+        generator.step().unwrap();
+    }
+    let result = generator.results().next().unwrap();
+    // Positions 1020 to 1023 are computed, and the row at 1023 still gives a token.
+    assert_eq!(result.ids.len(), 5);
+    assert_eq!(result.finish, Some(deepseek_model::FinishReason::Positions));
+}

@@ -1,0 +1,264 @@
+//! The tokenizer around real files, damaged files and ids that come one at a time.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use deepseek_model::tokenizer::{
+    LIBRARY_VERSION, TextStream, Tokenizer, TokenizerError, check_ids,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/engram-s1")
+}
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::load(fixture()).unwrap()
+}
+
+/// The fixture's file after `change`, loaded from a directory of its own.
+fn load_changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer, TokenizerError> {
+    let bytes = std::fs::read(fixture().join("tokenizer.json")).unwrap();
+    let mut file = serde_json::from_slice(&bytes).unwrap();
+    change(&mut file);
+    load_text(&file.to_string())
+}
+
+fn load_text(text: &str) -> Result<Tokenizer, TokenizerError> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), text).unwrap();
+    Tokenizer::load(dir.path())
+}
+
+/// The error's text and those of its causes, with the temporary directory cut out.
+#[track_caller]
+fn refusal(result: Result<Tokenizer, TokenizerError>) -> String {
+    let error = result.unwrap_err();
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    let text = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
+    let file = text
+        .find("tokenizer.json")
+        .expect("the error names the file");
+    let start = text[..file].rfind(' ').map_or(0, |space| space + 1);
+    format!("{}{}", &text[..start], &text[file..])
+}
+
+#[test]
+fn text_survives_the_round_trip() {
+    let tokenizer = tokenizer();
+    for text in [
+        "",
+        "the cafe",
+        " naïve\r\n日本 ① é\t",
+        "<｜end▁of▁sentence｜>",
+        "a\u{fffd}b",
+        "\0",
+    ] {
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+    }
+}
+
+#[test]
+fn special_tokens_come_only_when_asked_for() {
+    let tokenizer = tokenizer();
+    let plain = tokenizer.encode("the").unwrap();
+    assert!(plain.iter().all(|&id| id > 2), "{plain:?}");
+
+    let bos = tokenizer.id_of("<｜begin▁of▁sentence｜>").unwrap();
+    let with_bos = tokenizer.encode_with_bos(bos, "the").unwrap();
+    assert_eq!(with_bos[0], bos);
+    assert_eq!(with_bos[1..], plain);
+}
+
+#[test]
+fn the_vocabulary_counts_added_tokens_once() {
+    assert_eq!(tokenizer().vocab_size(), 288);
+    let one_more = load_changed(|file| {
+        file["added_tokens"].as_array_mut().unwrap().push(json!({
+            "id": 288, "content": "<extra>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true,
+        }));
+    });
+    assert_eq!(one_more.unwrap().vocab_size(), 289);
+}
+
+/// A file may ask for truncation; a prompt must never lose its end for that.
+#[test]
+fn truncation_in_the_file_is_ignored() {
+    let tokenizer = load_changed(|file| {
+        file["truncation"] = json!({
+            "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0,
+        });
+    });
+    assert_eq!(tokenizer.unwrap().encode("x y z").unwrap().len(), 5);
+}
+
+/// Newer releases write merges as pairs, older ones as two words in one string.
+#[test]
+fn both_spellings_of_merges_work() {
+    let text = " Café ﬁ 日本\r\n";
+    let pairs = load_changed(|file| assert!(file["model"]["merges"][0].is_array())).unwrap();
+    let words = load_changed(|file| {
+        for merge in file["model"]["merges"].as_array_mut().unwrap() {
+            *merge = json!(format!(
+                "{} {}",
+                merge[0].as_str().unwrap(),
+                merge[1].as_str().unwrap()
+            ));
+        }
+    });
+    assert_eq!(
+        words.unwrap().encode(text).unwrap(),
+        pairs.encode(text).unwrap()
+    );
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = refusal(Tokenizer::load(dir.path()));
+    assert!(text.starts_with("cannot read tokenizer.json: "), "{text}");
+}
+
+#[test]
+fn a_truncated_file_is_named() {
+    let bytes = std::fs::read_to_string(fixture().join("tokenizer.json")).unwrap();
+    insta::assert_snapshot!(
+        refusal(load_text(&bytes[..1000])),
+        @"tokenizer.json is not valid JSON (truncated?): EOF while parsing an object at line 49 column 10"
+    );
+    insta::assert_snapshot!(refusal(load_text("")), @"tokenizer.json is not valid JSON (truncated?): EOF while parsing a value at line 1 column 0");
+}
+
+#[test]
+fn an_unknown_normalizer_is_named_with_the_library() {
+    let unknown = load_changed(|file| file["normalizer"] = json!({"type": "Frobnicate"}));
+    insta::assert_snapshot!(refusal(unknown), @r#"the tokenizers crate 0.23 cannot read the normalizer "Frobnicate" of tokenizer.json, which is damaged or newer than the library: data did not match any variant of untagged enum NormalizerUntagged"#);
+    let nested = load_changed(|file| {
+        file["normalizer"] =
+            json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Frobnicate"}]});
+    });
+    insta::assert_snapshot!(refusal(nested), @r#"the tokenizers crate 0.23 cannot read the normalizer "Sequence" of NFC, Frobnicate of tokenizer.json, which is damaged or newer than the library: data did not match any variant of untagged enum NormalizerUntagged"#);
+}
+
+#[test]
+fn an_unknown_model_is_named_with_the_library() {
+    let unknown = load_changed(|file| file["model"]["type"] = json!("TreeOfTokens"));
+    insta::assert_snapshot!(refusal(unknown), @r#"the tokenizers crate 0.23 cannot read the model "TreeOfTokens" of tokenizer.json, which is damaged or newer than the library: data did not match any variant of untagged enum ModelUntagged"#);
+}
+
+#[test]
+fn a_broken_merge_is_named() {
+    let broken = load_changed(|file| file["model"]["merges"][0] = json!(["no such", "tokens"]));
+    insta::assert_snapshot!(refusal(broken), @r#"the tokenizers crate 0.23 cannot read the model "BPE" of tokenizer.json, which is damaged or newer than the library: Token `no such` out of vocabulary"#);
+}
+
+#[test]
+fn json_that_is_no_tokenizer_is_named() {
+    insta::assert_snapshot!(refusal(load_text("{}")), @r#"the tokenizers crate 0.23 cannot read the tokenizer of tokenizer.json, which is damaged or newer than the library: Model missing. at line 1 column 2"#);
+    insta::assert_snapshot!(refusal(load_text("[1]")), @r#"the tokenizers crate 0.23 cannot read the tokenizer of tokenizer.json, which is damaged or newer than the library: invalid type: sequence, expected struct Tokenizer at line 1 column 1"#);
+    insta::assert_snapshot!(refusal(load_changed(|file| file["version"] = json!("2.0"))), @r#"the tokenizers crate 0.23 cannot read the tokenizer of tokenizer.json, which is damaged or newer than the library: Unknown tokenizer version '2.0' at line 1 column 3750"#);
+}
+
+/// The version in the error texts is the one the workspace is locked to.
+#[test]
+fn the_named_library_version_is_the_locked_one() {
+    let lock = include_str!("../../../Cargo.lock");
+    let entry = format!("name = \"tokenizers\"\nversion = \"{LIBRARY_VERSION}.");
+    assert!(
+        lock.contains(&entry),
+        "Cargo.lock has no tokenizers {LIBRARY_VERSION}"
+    );
+}
+
+#[test]
+fn the_first_id_outside_the_vocabulary_is_named() {
+    check_ids(&[0, 287], 288).unwrap();
+    let error = check_ids(&[5, 288, 300], 288).unwrap_err();
+    insta::assert_snapshot!(error, @"token id 288 at index 1 is outside the vocabulary: expected less than 288");
+}
+
+/// Pushes `ids` and returns what each push yields, then what `finish` yields.
+fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+    let mut stream = TextStream::new(tokenizer);
+    let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    pieces.push(stream.finish().unwrap());
+    pieces
+}
+
+/// The ids of single bytes: the fixture's vocabulary lists them in order behind three special
+/// tokens.
+fn bytes(bytes: &[u8]) -> Vec<u32> {
+    bytes.iter().map(|&byte| u32::from(byte) + 3).collect()
+}
+
+#[test]
+fn a_character_appears_when_its_last_byte_does() {
+    let tokenizer = tokenizer();
+    let ids = bytes("a€😀b".as_bytes());
+    assert_eq!(
+        stream(&tokenizer, &ids),
+        ["a", "", "", "€", "", "", "", "😀", "b", ""]
+    );
+}
+
+#[test]
+fn text_before_half_a_character_does_not_wait() {
+    let tokenizer = load_changed(|file| {
+        // One token that ends in the first byte of a character: `x` and 0xC3.
+        file["model"]["vocab"]["xÃ"] = json!(288);
+        file["model"]["merges"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!(["x", "Ã"]));
+    });
+    let tokenizer = tokenizer.unwrap();
+    let second = bytes(&[0xA9])[0];
+    assert_eq!(stream(&tokenizer, &[288, second]), ["x", "é", ""]);
+}
+
+#[test]
+fn bytes_that_are_no_text_come_out_in_the_end() {
+    let tokenizer = tokenizer();
+    assert_eq!(stream(&tokenizer, &bytes(&[0xFF])), ["", "\u{fffd}"]);
+    assert_eq!(
+        stream(&tokenizer, &bytes(b"\xE2\x82z")),
+        ["", "", "\u{fffd}z", ""]
+    );
+    assert_eq!(stream(&tokenizer, &[]), [""]);
+}
+
+#[test]
+fn a_finished_stream_starts_afresh() {
+    let tokenizer = tokenizer();
+    let mut stream = tokenizer.stream();
+    stream.push(bytes(&[0xE2])[0]).unwrap();
+    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+    assert_eq!(stream.push(bytes(b"a")[0]).unwrap(), "a");
+    assert_eq!(stream.finish().unwrap(), "");
+}
+
+proptest! {
+    /// Whatever the ids, the pieces make up the text, and no piece ends in a replacement
+    /// character that a later id could have completed.
+    #[test]
+    fn pieces_make_up_the_text(ids in prop::collection::vec(0..290_u32, 0..60)) {
+        let tokenizer = tokenizer();
+        let pieces = stream(&tokenizer, &ids);
+        prop_assert_eq!(pieces.concat(), tokenizer.decode(&ids).unwrap());
+        let (_, pushed) = pieces.split_last().unwrap();
+        for piece in pushed {
+            prop_assert_ne!(piece.chars().last(), Some(char::REPLACEMENT_CHARACTER));
+        }
+    }
+
+    #[test]
+    fn any_text_survives_the_round_trip(text in any::<String>()) {
+        let tokenizer = tokenizer();
+        let ids = tokenizer.encode(&text).unwrap();
+        prop_assert_eq!(&tokenizer.decode(&ids).unwrap(), &text);
+        prop_assert_eq!(stream(&tokenizer, &ids).concat(), text);
+    }
+}
