@@ -1,0 +1,196 @@
+//! Flags that say which model runs and how.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, ensure};
+use candle_core::{DType, Device};
+use deepseek_model::tokenizer::Tokenizer;
+use deepseek_model::{Config, Error, Model, ModelOptions};
+
+use crate::progress;
+
+/// Which model runs, and how it computes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ModelArgs {
+    /// Directory of the checkpoint: config.json, tokenizer.json and safetensors files.
+    #[arg(long, value_name = "DIR", default_value = "models/v41-demo")]
+    pub model: PathBuf,
+    /// Where the model runs: cpu, or cuda:N for GPU number N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
+    pub device: DeviceArg,
+    /// Type of activations: f32 is the clean reference, bf16 as released.
+    #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
+    pub dtype: DTypeArg,
+    /// Keep cached values as they are, instead of rounding them to the formats of the released
+    /// cache.
+    #[arg(long)]
+    pub no_activation_rounding: bool,
+}
+
+/// A failure to set up a run under a replay policy. `flag`, which chose the policy, is to blame
+/// only if the model cannot replay.
+pub(crate) fn blame(error: Error, flag: impl FnOnce() -> String) -> anyhow::Error {
+    let unsupported = matches!(error, Error::Unsupported(_));
+    let error = anyhow::Error::from(error);
+    if unsupported {
+        error.context(flag())
+    } else {
+        error
+    }
+}
+
+/// `--device`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceArg {
+    /// The host.
+    Cpu,
+    /// A GPU, by number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || "expected cpu or cuda:N, N the number of a GPU".to_owned();
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", number)) => number.parse().map(Self::Cuda).map_err(|_| expected()),
+            _ => Err(expected()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
+impl DeviceArg {
+    /// # Errors
+    /// If the program has no CUDA support, or the machine no such GPU.
+    fn open(self) -> anyhow::Result<Device> {
+        let Self::Cuda(number) = self else {
+            return Ok(Device::Cpu);
+        };
+        ensure!(
+            candle_core::utils::cuda_is_available(),
+            "--device {self}: this program was built without CUDA (build it with --features cuda)"
+        );
+        // A stream of its own: kernels on the legacy default stream cannot be captured in graphs.
+        Device::new_cuda_with_stream(number).with_context(|| format!("--device {self}"))
+    }
+}
+
+/// `--dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DTypeArg {
+    /// Single precision.
+    F32,
+    /// Brain floating point, as released.
+    Bf16,
+}
+
+/// The small files of a checkpoint, read before its weights so that bad input fails at once.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// `config.json`.
+    pub config: Config,
+    /// `tokenizer.json`.
+    pub tokenizer: Tokenizer,
+}
+
+impl ModelArgs {
+    /// Reads the configuration and the tokenizer.
+    ///
+    /// # Errors
+    /// Names the directory or the file.
+    pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
+        let dir = self.dir()?;
+        let config = Config::load(dir)?;
+        let tokenizer = Tokenizer::load(dir)?;
+        Ok(Checkpoint { config, tokenizer })
+    }
+
+    /// Loads the model, behind a progress bar if someone watches.
+    ///
+    /// # Errors
+    /// Names the flag, the file or the tensor.
+    pub fn load(&self, watched: bool) -> anyhow::Result<Model> {
+        let options = ModelOptions {
+            device: self.device.open()?,
+            dtype: match self.dtype {
+                DTypeArg::F32 => DType::F32,
+                DTypeArg::Bf16 => DType::BF16,
+            },
+            round_cache: !self.no_activation_rounding,
+        };
+        let bar = progress::loading(watched);
+        let model = Model::load(self.dir()?, options, &|progress| {
+            bar.set_length(progress.bytes_total as u64);
+            bar.set_position(progress.bytes_done as u64);
+        });
+        bar.finish_and_clear();
+        Ok(model?)
+    }
+
+    fn dir(&self) -> anyhow::Result<&Path> {
+        ensure!(
+            self.model.is_dir(),
+            "--model {}: there is no such directory",
+            self.model.display()
+        );
+        Ok(&self.model)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_by_name() {
+        assert_eq!("cpu".parse(), Ok(DeviceArg::Cpu));
+        assert_eq!("cuda".parse(), Ok(DeviceArg::Cuda(0)));
+        assert_eq!("cuda:3".parse(), Ok(DeviceArg::Cuda(3)));
+        for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0"] {
+            assert!(name.parse::<DeviceArg>().is_err(), "{name:?}");
+        }
+        assert_eq!(DeviceArg::Cuda(3).to_string(), "cuda:3");
+    }
+
+    #[test]
+    fn only_replay_is_the_policy_s_fault() {
+        let text = |error| format!("{:#}", blame(error, || "--replay exact".to_owned()));
+        insta::assert_snapshot!(
+            text(deepseek_model::sampler::SamplerError::TopK.into()),
+            @"top_k is 0: expected 1 or above, or none for all tokens"
+        );
+        insta::assert_snapshot!(
+            text(replay_core::Unsupported::NoKvSource.into()),
+            @"--replay exact: no replay: the model has no KV-source layer"
+        );
+    }
+
+    #[test]
+    fn a_missing_directory_is_named_with_its_flag() {
+        let args = ModelArgs {
+            model: "no/such/place".into(),
+            device: DeviceArg::Cpu,
+            dtype: DTypeArg::F32,
+            no_activation_rounding: false,
+        };
+        let error = args.checkpoint().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--model no/such/place: there is no such directory"
+        );
+    }
+}

@@ -1,0 +1,62 @@
+//! Progress bars, on stderr, for a person who watches.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How often a bar moves although nothing is counted: a chunk may take long.
+const TICK: Duration = Duration::from_millis(120);
+
+/// Bytes of a checkpoint.
+pub fn loading(watched: bool) -> ProgressBar {
+    bar(watched, "loading {wide_bar} {bytes}/{total_bytes}", 0)
+}
+
+/// Tokens of all prompts together.
+pub fn prefill(watched: bool, tokens: usize) -> ProgressBar {
+    bar(
+        watched,
+        "{spinner} prefill {wide_bar} {human_pos}/{human_len} tokens",
+        tokens,
+    )
+}
+
+/// Contexts of a perplexity measurement.
+pub fn contexts(watched: bool, contexts: usize) -> ProgressBar {
+    bar(
+        watched,
+        "{spinner} {msg} {wide_bar} {pos}/{len} contexts",
+        contexts,
+    )
+}
+
+fn bar(watched: bool, template: &str, length: usize) -> ProgressBar {
+    if !watched {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).expect("the template is well-formed");
+    // A length of 0 is one not known yet, which would draw as a full bar.
+    let bar = match length {
+        0 => ProgressBar::no_length(),
+        length => ProgressBar::new(length as u64),
+    };
+    let bar = bar.with_style(style);
+    bar.enable_steady_tick(TICK);
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_exist_only_where_someone_watches() {
+        for bar in [loading(false), prefill(false, 5), contexts(false, 5)] {
+            assert!(bar.is_hidden());
+        }
+        // Building one checks its template; the test's stderr is no terminal, so none is drawn.
+        for bar in [loading(true), prefill(true, 5), contexts(true, 5)] {
+            bar.finish_and_clear();
+        }
+    }
+}

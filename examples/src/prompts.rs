@@ -1,0 +1,210 @@
+//! Prompts from flags, files and stdin.
+
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use deepseek_model::tokenizer::check_ids;
+
+use crate::model::Checkpoint;
+
+/// Where prompts come from.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct PromptArgs {
+    /// A prompt, with \n for a newline, \t for a tab and \\ for a backslash. Several make a batch.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Vec<String>,
+    /// A file that is a prompt, as it stands; - is standard input. Comes after every --prompt.
+    #[arg(long, value_name = "PATH")]
+    pub prompt_file: Vec<PathBuf>,
+}
+
+/// A prompt and where it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    /// The flag that named it.
+    pub source: Source,
+    /// Its text, never empty.
+    pub text: String,
+}
+
+/// The flag that named a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// `--prompt`, the how-manieth, from 1.
+    Flag(usize),
+    /// `--prompt-file`.
+    File(PathBuf),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(number) => write!(f, "--prompt number {number}"),
+            Self::File(path) => write!(f, "--prompt-file {}", path.display()),
+        }
+    }
+}
+
+impl PromptArgs {
+    /// Reads all prompts.
+    ///
+    /// # Errors
+    /// There is none, one is empty, or a file cannot be read as UTF-8 text.
+    pub fn collect(&self, stdin: &mut dyn Read) -> anyhow::Result<Vec<Prompt>> {
+        let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
+        ensure!(
+            self.prompt_file.iter().filter(is_stdin).count() <= 1,
+            "--prompt-file -: standard input can be read only once"
+        );
+        let mut prompts: Vec<Prompt> = (1..)
+            .zip(&self.prompt)
+            .map(|(number, text)| Prompt {
+                source: Source::Flag(number),
+                text: unescape(text),
+            })
+            .collect();
+        for path in &self.prompt_file {
+            let source = Source::File(path.clone());
+            let text = read(path, stdin).with_context(|| source.to_string())?;
+            prompts.push(Prompt { source, text });
+        }
+        if prompts.is_empty() {
+            bail!("there is no prompt: give one with --prompt TEXT or --prompt-file PATH");
+        }
+        if let Some(empty) = prompts.iter().find(|prompt| prompt.text.is_empty()) {
+            bail!("{}: the prompt is empty", empty.source);
+        }
+        Ok(prompts)
+    }
+}
+
+impl Prompt {
+    /// The prompt's token ids, behind the beginning-of-text id if the model has one.
+    ///
+    /// # Errors
+    /// No token, an id that the model does not know, or more tokens than it has positions.
+    pub fn encode(&self, checkpoint: &Checkpoint) -> anyhow::Result<Vec<u32>> {
+        let Checkpoint { config, tokenizer } = checkpoint;
+        let ids = match config.bos_token_id {
+            Some(bos) => tokenizer.encode_with_bos(bos, &self.text),
+            None => tokenizer.encode(&self.text),
+        };
+        let ids = ids.with_context(|| self.source.to_string())?;
+        ensure!(
+            !ids.is_empty(),
+            "{}: expected 1 token or more, tokenizer.json makes 0 of the prompt",
+            self.source
+        );
+        check_ids(&ids, config.vocab_size)
+            .with_context(|| format!("{}: tokenizer.json and config.json disagree", self.source))?;
+        ensure!(
+            ids.len() <= config.max_positions,
+            "{}: the prompt has {} tokens, the model takes {} (max_position_embeddings)",
+            self.source,
+            ids.len(),
+            config.max_positions
+        );
+        Ok(ids)
+    }
+}
+
+fn read(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<String> {
+    let bytes = if path.as_os_str() == "-" {
+        let mut bytes = Vec::new();
+        stdin.read_to_end(&mut bytes)?;
+        bytes
+    } else {
+        std::fs::read(path)?
+    };
+    String::from_utf8(bytes).context("not UTF-8 text")
+}
+
+/// Replaces `\n`, `\t` and `\\`; any other backslash stays, so that most texts need no thought.
+fn unescape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        out.push_str(&rest[..at]);
+        let (replacement, used) = match rest[at + 1..].chars().next() {
+            Some('n') => ('\n', 2),
+            Some('t') => ('\t', 2),
+            Some('\\') => ('\\', 2),
+            _ => ('\\', 1),
+        };
+        out.push(replacement);
+        rest = &rest[at + used..];
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(prompts: &[&str], files: &[&Path]) -> PromptArgs {
+        PromptArgs {
+            prompt: prompts.iter().map(ToString::to_string).collect(),
+            prompt_file: files.iter().map(|path| path.to_path_buf()).collect(),
+        }
+    }
+
+    #[track_caller]
+    fn refusal(args: &PromptArgs, stdin: &[u8]) -> String {
+        format!("{:#}", args.collect(&mut &*stdin).unwrap_err())
+    }
+
+    #[test]
+    fn escapes_become_what_they_stand_for() {
+        assert_eq!(unescape(r"MACBETH.\nTo-morrow"), "MACBETH.\nTo-morrow");
+        assert_eq!(unescape(r"a\tb\\n\d é\"), "a\tb\\n\\d é\\");
+        assert_eq!(unescape(""), "");
+    }
+
+    #[test]
+    fn prompts_come_in_order_flags_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("prompt.txt");
+        std::fs::write(&file, "from\\n a file\n").unwrap();
+        let args = args(&["one", "two"], &[Path::new("-"), &file]);
+        let prompts = args.collect(&mut &b"piped"[..]).unwrap();
+        let texts: Vec<&str> = prompts.iter().map(|prompt| prompt.text.as_str()).collect();
+        assert_eq!(texts, ["one", "two", "piped", "from\\n a file\n"]);
+        assert_eq!(prompts[1].source.to_string(), "--prompt number 2");
+        assert_eq!(prompts[2].source.to_string(), "--prompt-file -");
+    }
+
+    #[test]
+    fn a_missing_or_empty_prompt_is_refused() {
+        insta::assert_snapshot!(
+            refusal(&args(&[], &[]), b""),
+            @"there is no prompt: give one with --prompt TEXT or --prompt-file PATH"
+        );
+        insta::assert_snapshot!(
+            refusal(&args(&["a", ""], &[]), b""),
+            @"--prompt number 2: the prompt is empty"
+        );
+        insta::assert_snapshot!(
+            refusal(&args(&[], &[Path::new("-")]), b""),
+            @"--prompt-file -: the prompt is empty"
+        );
+    }
+
+    #[test]
+    fn unreadable_files_are_named() {
+        insta::assert_snapshot!(
+            refusal(&args(&[], &[Path::new("no/such.txt")]), b""),
+            @"--prompt-file no/such.txt: No such file or directory (os error 2)"
+        );
+        insta::assert_snapshot!(
+            refusal(&args(&[], &[Path::new("-")]), b"\xff"),
+            @"--prompt-file -: not UTF-8 text: invalid utf-8 sequence of 1 bytes from index 0"
+        );
+        insta::assert_snapshot!(
+            refusal(&args(&[], &[Path::new("-"), Path::new("-")]), b"x"),
+            @"--prompt-file -: standard input can be read only once"
+        );
+    }
+}

@@ -1,0 +1,231 @@
+//! How tokens are chosen: from flags, else from the checkpoint's `generation_config.json`.
+
+use std::path::Path;
+
+use anyhow::Context;
+use deepseek_model::sampler::SamplingConfig;
+use serde::Deserialize;
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct SamplingArgs {
+    /// Always choose the most probable token. This is also what happens where neither a flag nor
+    /// `generation_config.json` asks for anything else.
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
+    pub greedy: bool,
+    /// Divide the logits by this before drawing; 0 is greedy.
+    #[arg(long, value_name = "T", value_parser = parse_temperature, allow_negative_numbers = true)]
+    pub temperature: Option<f64>,
+    /// Draw among the K most probable tokens only.
+    #[arg(long, value_name = "K", value_parser = parse_top_k, allow_negative_numbers = true)]
+    pub top_k: Option<usize>,
+    /// Draw among the most probable tokens that make up this share, above 0 and at most 1.
+    #[arg(long, value_name = "P", value_parser = parse_top_p, allow_negative_numbers = true)]
+    pub top_p: Option<f64>,
+    /// Seed of the random choices: the same seed gives the same text.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
+    pub seed: u64,
+}
+
+/// What drawing is like where nobody says otherwise.
+const PLAIN: SamplingConfig = SamplingConfig {
+    temperature: 1.0,
+    top_k: None,
+    top_p: 1.0,
+    seed: 0,
+};
+
+impl SamplingArgs {
+    /// What the flags say, for the rest what the checkpoint in `dir` recommends.
+    ///
+    /// # Errors
+    /// `generation_config.json` is there but cannot be used.
+    pub fn resolve(&self, dir: &Path) -> anyhow::Result<SamplingConfig> {
+        let recommended = Recommended::load(dir)?;
+        let asked = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some();
+        if self.greedy || !(asked || recommended.do_sample) {
+            return Ok(SamplingConfig {
+                seed: self.seed,
+                ..SamplingConfig::GREEDY
+            });
+        }
+        Ok(SamplingConfig {
+            temperature: self
+                .temperature
+                .or(recommended.temperature)
+                .unwrap_or(PLAIN.temperature),
+            top_k: self.top_k.or(recommended.top_k),
+            top_p: self.top_p.or(recommended.top_p).unwrap_or(PLAIN.top_p),
+            seed: self.seed,
+        })
+    }
+}
+
+/// `generation_config.json`, as far as it concerns sampling.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Recommended {
+    do_sample: bool,
+    temperature: Option<f64>,
+    /// 0 stands for all tokens there.
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+}
+
+impl Recommended {
+    fn load(dir: &Path) -> anyhow::Result<Self> {
+        let path = dir.join("generation_config.json");
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::default());
+            }
+            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        };
+        let parse = || {
+            let mut file: Self = serde_json::from_slice(&bytes)?;
+            file.top_k = file.top_k.filter(|k| *k > 0);
+            let config = SamplingConfig {
+                temperature: file.temperature.unwrap_or(PLAIN.temperature),
+                top_p: file.top_p.unwrap_or(PLAIN.top_p),
+                ..PLAIN
+            };
+            config.validate()?;
+            anyhow::Ok(file)
+        };
+        parse().with_context(|| path.display().to_string())
+    }
+}
+
+fn parse_temperature(text: &str) -> Result<f64, String> {
+    check(text, |temperature| SamplingConfig {
+        temperature,
+        ..PLAIN
+    })
+}
+
+fn parse_top_p(text: &str) -> Result<f64, String> {
+    check(text, |top_p| SamplingConfig { top_p, ..PLAIN })
+}
+
+fn parse_top_k(text: &str) -> Result<usize, String> {
+    check(text, |top_k| SamplingConfig {
+        top_k: Some(top_k),
+        ..PLAIN
+    })
+}
+
+/// Parses a number and lets the sampler judge it.
+fn check<N>(text: &str, config: impl FnOnce(N) -> SamplingConfig) -> Result<N, String>
+where
+    N: std::str::FromStr<Err: std::fmt::Display> + Copy,
+{
+    let number = text.parse().map_err(|error: N::Err| error.to_string())?;
+    config(number)
+        .validate()
+        .map_err(|error| error.to_string())?;
+    Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What flags mean beside a file of this content.
+    fn resolve(flags: &SamplingArgs, file: Option<&str>) -> anyhow::Result<SamplingConfig> {
+        let dir = tempfile::tempdir().unwrap();
+        if let Some(file) = file {
+            std::fs::write(dir.path().join("generation_config.json"), file).unwrap();
+        }
+        flags.resolve(dir.path())
+    }
+
+    const FILE: &str = r#"{"do_sample": true, "temperature": 0.7, "top_k": 40, "eos_token_id": 1}"#;
+
+    #[test]
+    fn without_flags_the_file_decides() {
+        let none = SamplingArgs::default();
+        let drawn = SamplingConfig {
+            temperature: 0.7,
+            top_k: Some(40),
+            ..PLAIN
+        };
+        assert_eq!(resolve(&none, Some(FILE)).unwrap(), drawn);
+        assert_eq!(resolve(&none, None).unwrap(), SamplingConfig::GREEDY);
+        let silent = r#"{"temperature": 0.7}"#;
+        assert_eq!(
+            resolve(&none, Some(silent)).unwrap(),
+            SamplingConfig::GREEDY
+        );
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let greedy = SamplingArgs {
+            greedy: true,
+            seed: 5,
+            ..Default::default()
+        };
+        assert!(resolve(&greedy, Some(FILE)).unwrap().is_greedy());
+        let flags = SamplingArgs {
+            top_p: Some(0.5),
+            top_k: Some(3),
+            seed: 9,
+            ..Default::default()
+        };
+        assert_eq!(
+            resolve(&flags, Some(FILE)).unwrap(),
+            SamplingConfig {
+                temperature: 0.7,
+                top_k: Some(3),
+                top_p: 0.5,
+                seed: 9
+            }
+        );
+        let alone = SamplingArgs {
+            top_k: Some(3),
+            ..Default::default()
+        };
+        assert_eq!(
+            resolve(&alone, None).unwrap(),
+            SamplingConfig {
+                top_k: Some(3),
+                ..PLAIN
+            }
+        );
+    }
+
+    #[test]
+    fn a_top_k_of_0_in_the_file_means_all() {
+        let config = resolve(
+            &SamplingArgs::default(),
+            Some(r#"{"do_sample": true, "top_k": 0}"#),
+        );
+        assert_eq!(config.unwrap(), PLAIN);
+    }
+
+    #[test]
+    fn a_bad_file_is_named() {
+        for file in ["{", r#"{"top_p": 2}"#, r#"{"temperature": "warm"}"#] {
+            let error = resolve(&SamplingArgs::default(), Some(file)).unwrap_err();
+            assert!(
+                error.to_string().ends_with("generation_config.json"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn flags_outside_their_range_are_refused() {
+        assert_eq!(parse_top_p("1"), Ok(1.0));
+        insta::assert_snapshot!(parse_top_p("1.5").unwrap_err(), @"top_p is 1.5: expected above 0 and at most 1");
+        insta::assert_snapshot!(parse_temperature("-1").unwrap_err(), @"temperature is -1: expected a finite number, 0 (greedy) or above");
+        insta::assert_snapshot!(parse_temperature("hot").unwrap_err(), @"invalid float literal");
+        insta::assert_snapshot!(parse_top_k("0").unwrap_err(), @"top_k is 0: expected 1 or above, or none for all tokens");
+    }
+}

@@ -1,0 +1,140 @@
+//! Stretches of held-out text to measure on.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use deepseek_model::tokenizer::check_ids;
+
+use crate::model::Checkpoint;
+
+/// A context, and what really follows each of its last rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window<'a> {
+    /// The beginning-of-text id, if the model has one, and a stretch of text.
+    pub context: Vec<u32>,
+    /// The tokens after the last rows, one per row.
+    pub targets: &'a [u32],
+}
+
+/// The texts, as token ids, each with its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Texts {
+    texts: Vec<(PathBuf, Vec<u32>)>,
+    bos: Option<u32>,
+}
+
+impl Texts {
+    /// Reads and encodes the files.
+    ///
+    /// # Errors
+    /// Names the file that cannot be read, or is no UTF-8 text, or has an id that the model does
+    /// not know.
+    pub fn load(files: &[PathBuf], checkpoint: &Checkpoint) -> anyhow::Result<Self> {
+        let read = |file: &PathBuf| {
+            let text = std::fs::read_to_string(file)?;
+            let ids = checkpoint.tokenizer.encode(&text)?;
+            check_ids(&ids, checkpoint.config.vocab_size)?;
+            anyhow::Ok((file.clone(), ids))
+        };
+        let read =
+            |file: &PathBuf| read(file).with_context(|| format!("--text {}", file.display()));
+        let texts = files.iter().map(read).collect::<anyhow::Result<_>>()?;
+        Ok(Self {
+            texts,
+            bos: checkpoint.config.bos_token_id,
+        })
+    }
+
+    /// `count` windows of `len` tokens of each text, their beginnings spread evenly from one end
+    /// to the other, with the targets of the last `rows` rows.
+    ///
+    /// # Errors
+    /// A text is shorter than a window, or has fewer distinct windows than `count`.
+    pub fn windows(
+        &self,
+        len: usize,
+        rows: usize,
+        count: usize,
+    ) -> anyhow::Result<Vec<Window<'_>>> {
+        let taken = len - usize::from(self.bos.is_some());
+        let mut windows = Vec::new();
+        for (file, text) in &self.texts {
+            let (file, tokens) = (file.display(), text.len());
+            ensure!(
+                tokens > taken,
+                "--contexts {len}: expected more than {taken} tokens, --text {file} has {tokens}"
+            );
+            let starts = tokens - taken;
+            ensure!(
+                count <= starts,
+                "--windows {count}: expected at most {starts}, as many different contexts of {len} \
+                 tokens are in --text {file}"
+            );
+            let last_start = starts - 1;
+            for window in 0..count {
+                let start = last_start * window / (count - 1).max(1);
+                let end = start + taken;
+                let mut context: Vec<u32> = self.bos.into_iter().collect();
+                context.extend_from_slice(&text[start..end]);
+                // The row of the last token predicts the one behind it.
+                windows.push(Window {
+                    context,
+                    targets: &text[end + 1 - rows..=end],
+                });
+            }
+        }
+        Ok(windows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(bos: Option<u32>) -> Texts {
+        Texts {
+            texts: vec![
+                ("a.txt".into(), (100..110).collect()),
+                ("b.txt".into(), (200..220).collect()),
+            ],
+            bos,
+        }
+    }
+
+    #[test]
+    fn windows_reach_from_end_to_end() {
+        let texts = texts(None);
+        let windows = texts.windows(5, 2, 3).unwrap();
+        let starts: Vec<u32> = windows.iter().map(|window| window.context[0]).collect();
+        assert_eq!(starts, [100, 102, 104, 200, 207, 214]);
+        assert_eq!(windows[2].context, [104, 105, 106, 107, 108]);
+        assert_eq!(windows[2].targets, [108, 109]);
+        assert_eq!(windows[5].targets, [218, 219]);
+    }
+
+    #[test]
+    fn a_first_token_of_the_model_s_own_counts_as_one() {
+        let texts = texts(Some(0));
+        let windows = texts.windows(5, 3, 1).unwrap();
+        assert_eq!(windows[0].context, [0, 100, 101, 102, 103]);
+        assert_eq!(windows[0].targets, [102, 103, 104]);
+    }
+
+    #[test]
+    fn a_text_shorter_than_the_window_is_named() {
+        let texts = texts(None);
+        assert!(texts.windows(9, 1, 1).is_ok());
+        let error = texts.windows(10, 1, 4).unwrap_err();
+        insta::assert_snapshot!(error, @"--contexts 10: expected more than 10 tokens, --text a.txt has 10");
+    }
+
+    #[test]
+    fn more_windows_than_there_are_beginnings_are_refused() {
+        let texts = texts(None);
+        let windows = texts.windows(7, 1, 3).unwrap();
+        let starts: Vec<u32> = windows.iter().map(|window| window.context[0]).collect();
+        assert_eq!(starts, [100, 101, 102, 200, 206, 212]);
+        let error = texts.windows(7, 1, u32::MAX as usize).unwrap_err();
+        insta::assert_snapshot!(error, @"--windows 4294967295: expected at most 3, as many different contexts of 7 tokens are in --text a.txt");
+    }
+}

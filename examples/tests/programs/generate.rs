@@ -1,0 +1,218 @@
+//! What `generate` prints.
+
+use deepseek_model::tokenizer::Tokenizer;
+use serde_json::Value;
+
+use crate::{demo, generate, generate_on, records, root};
+
+const MACBETH: &str = r"MACBETH.\nTo-morrow, and to-morrow, and";
+
+#[test]
+fn a_single_prompt_streams_the_text_that_json_holds() {
+    let flags = ["--prompt", MACBETH, "--max-new-tokens", "12", "--greedy"];
+    let (text, summary) = generate(&flags).ok();
+    let (json, _) = generate(&[&flags[..], &["--json"]].concat()).ok();
+    let [record] = records(&json).try_into().unwrap();
+    assert_eq!(format!("{}\n", record["text"].as_str().unwrap()), text);
+    assert_eq!(record["prompt"], "MACBETH.\nTo-morrow, and to-morrow, and");
+    assert_eq!(
+        record["prompt_ids"][0], 0,
+        "the beginning-of-text id comes first"
+    );
+    assert_eq!(record["ids"].as_array().unwrap().len(), 12);
+    assert_eq!(record["finish"], "length");
+    assert_eq!(record.get("logprobs"), None);
+    let names: Vec<_> = summary
+        .lines()
+        .map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(names, [Some("prefill"), Some("decode"), Some("replay")]);
+}
+
+#[test]
+fn a_batch_gives_each_prompt_what_it_gets_alone() {
+    let flags = ["--max-new-tokens", "8", "--greedy", "--json"];
+    let run = |prompts: &[&str]| records(&generate(&[&flags[..], prompts].concat()).ok().0);
+    let batch = run(&["--prompt", "And God said", "--prompt", MACBETH]);
+    let alone = [
+        run(&["--prompt", "And God said"]),
+        run(&["--prompt", MACBETH]),
+    ]
+    .concat();
+    let text = |records: &[Value]| {
+        let mut records = records.to_vec();
+        records.sort_by_key(|record| record["index"].as_u64());
+        records
+            .iter()
+            .map(|record| record["text"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        text(&batch),
+        [text(&alone[..1]), text(&alone[1..])].concat()
+    );
+}
+
+#[test]
+fn several_prompts_come_under_headings() {
+    let flags = [
+        "--prompt",
+        "And God said",
+        "--prompt-file",
+        "-",
+        "--max-new-tokens",
+        "3",
+    ];
+    let (text, _) = generate_on(&demo(), &flags, "ROMEO.\nO, ").ok();
+    let headings: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("==="))
+        .collect();
+    assert_eq!(headings.len(), 2, "{text}");
+    assert!(headings.contains(&r#"=== 2 of 2: "ROMEO.\nO, ""#), "{text}");
+}
+
+#[test]
+fn a_seed_decides_what_is_drawn() {
+    let draw = |seed| {
+        let flags = [
+            "--prompt",
+            "The ",
+            "--max-new-tokens",
+            "16",
+            "--temperature",
+            "1",
+            "--seed",
+        ];
+        generate(&[&flags[..], &[seed]].concat()).ok().0
+    };
+    assert_eq!(draw("1"), draw("1"));
+    assert_ne!(draw("1"), draw("2"));
+}
+
+#[test]
+fn log_probabilities_cover_prompt_and_output() {
+    let flags = [
+        "--prompt",
+        "And God said",
+        "--max-new-tokens",
+        "4",
+        "--greedy",
+        "--logprobs",
+    ];
+    let (json, _) = generate(&[&flags[..], &["--json"]].concat()).ok();
+    let [record] = records(&json).try_into().unwrap();
+    let count = |field: &str| record[field].as_array().unwrap().len();
+    assert_eq!(count("prompt_logprobs"), count("prompt_ids"));
+    assert_eq!(record["prompt_logprobs"][0], Value::Null);
+    assert!(record["prompt_logprobs"][1].as_f64().unwrap() < 0.0);
+    assert_eq!((count("logprobs"), count("ids")), (4, 4));
+
+    let (text, _) = generate(&flags).ok();
+    let table: Vec<_> = text
+        .lines()
+        .skip_while(|line| !line.ends_with("  \"<｜begin▁of▁sentence｜>\""))
+        .collect();
+    assert!(table.len() > 4 + count("ids"), "{text}");
+}
+
+/// The bounded policy runs a window of rows in the six layers from the cut on.
+#[test]
+fn explain_draws_the_rows_that_ran() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt");
+    std::fs::write(&file, "word ".repeat(300)).unwrap();
+    let flags = [
+        "--max-new-tokens",
+        "0",
+        "--explain",
+        "--prompt-file",
+        file.to_str().unwrap(),
+    ];
+    let (text, err) = generate(&flags).ok();
+    assert_eq!(text, "\n");
+    let lines: Vec<&str> = err
+        .lines()
+        .filter(|line| line.starts_with("layer"))
+        .collect();
+    let rows: Vec<_> = lines
+        .iter()
+        .map(|line| line.rsplit("│ ").next().unwrap())
+        .collect();
+    assert_eq!(lines.len(), 3, "{err}");
+    assert!(
+        lines[0].starts_with("layers  0-5  │███") && lines[1].contains("░░▐██"),
+        "{err}"
+    );
+    assert_eq!(rows[1..], ["32 rows", "32 rows"], "{err}");
+    assert!(err.contains("replay   prompt-tail: "), "{err}");
+}
+
+/// Chunks change neither the text nor the rows that run.
+#[test]
+fn chunks_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt");
+    std::fs::write(&file, "It is the hour of day. ".repeat(20)).unwrap();
+    let run = |chunk| {
+        let file = file.to_str().unwrap();
+        let flags = [
+            "--prompt-file",
+            file,
+            "--greedy",
+            "--max-new-tokens",
+            "8",
+            "--json",
+            "--chunk",
+            chunk,
+        ];
+        let (json, _) = generate(&[&flags[..], &["--no-activation-rounding"]].concat()).ok();
+        let [mut record] = records(&json).try_into().unwrap();
+        record["time_to_first_token"] = Value::Null;
+        record
+    };
+    assert_eq!(run("50"), run("8192"));
+}
+
+/// The reference's greedy continuation of 599 tokens of The Tempest, with a replayed prefill and
+/// without.
+#[test]
+fn the_reference_s_continuations_come_out() {
+    let bytes =
+        std::fs::read(root().join("crates/deepseek-model/tests/data/demo-expected.safetensors"));
+    let bytes = bytes.unwrap();
+    let expected = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let ids = |name: &str| -> Vec<i64> {
+        let words = expected.tensor(name).unwrap().data().as_chunks().0;
+        words.iter().map(|word| i64::from_le_bytes(*word)).collect()
+    };
+    let prompt: Vec<u32> = ids("tokens")[1..].iter().map(|id| *id as u32).collect();
+    let text = Tokenizer::load(demo()).unwrap().decode(&prompt).unwrap();
+
+    for (policy, name) in [
+        ("off", "off"),
+        ("prompt-tail", "bounded"),
+        ("exact", "exact"),
+    ] {
+        let flags = [
+            "--prompt-file",
+            "-",
+            "--greedy",
+            "--max-new-tokens",
+            "48",
+            "--json",
+            "--replay",
+            policy,
+        ];
+        let flags = [&flags[..], &["--no-activation-rounding"]].concat();
+        let [record] = records(&generate_on(&demo(), &flags, &text).ok().0)
+            .try_into()
+            .unwrap();
+        assert_eq!(record["prompt_ids"], serde_json::json!(ids("tokens")));
+        assert_eq!(
+            record["ids"],
+            serde_json::json!(ids(&format!("plain.{name}.ids"))),
+            "{policy}"
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! What `generate` refuses, and how it ends when nobody reads on.
+
+use std::io::{self, Write};
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use replay_examples::generate::{GenerateArgs, run};
+use replay_examples::io::{Io, is_closed_pipe};
+
+use crate::{broken_demo, change, copy_of_demo, demo, demo_without_replay, generate, generate_on};
+
+/// A reader that closes the pipe.
+struct Closed;
+
+impl Write for Closed {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_closed_pipe_ends_the_program_and_is_known_as_such() {
+    for flags in [&[][..], &["--json"], &["--prompt", "b"]] {
+        let demo = demo();
+        let fixed = [
+            "generate",
+            "--model",
+            &demo,
+            "--max-new-tokens",
+            "4",
+            "--prompt",
+            "a",
+        ];
+        let args = GenerateArgs::parse_from(fixed.iter().chain(flags));
+        let (stdin, out, err) = (&mut io::empty(), &mut Closed, &mut Vec::new());
+        let error = run(
+            &args,
+            &mut Io {
+                stdin,
+                out,
+                err,
+                watched: false,
+            },
+        )
+        .unwrap_err();
+        assert!(is_closed_pipe(&error), "{flags:?}: {error:#}");
+    }
+}
+
+#[test]
+fn bad_input_is_refused_before_any_output() {
+    let long = "word ".repeat(5000);
+    insta::assert_snapshot!(generate(&[]).refused(), @"there is no prompt: give one with --prompt TEXT or --prompt-file PATH");
+    insta::assert_snapshot!(generate(&["--prompt", ""]).refused(), @"--prompt number 1: the prompt is empty");
+    insta::assert_snapshot!(generate(&["--prompt", &long]).refused(), @"--prompt number 1: the prompt has 5003 tokens, the model takes 4096 (max_position_embeddings)");
+    insta::assert_snapshot!(generate(&["--prompt", "a", "--device", "cuda:0"]).refused(), @"--device cuda:0: this program was built without CUDA (build it with --features cuda)");
+    insta::assert_snapshot!(generate_on("no/such", &["--prompt", "a"], "").refused(), @"--model no/such: there is no such directory");
+    insta::assert_snapshot!(generate(&["--prompt-file", "no/such"]).refused(), @"--prompt-file no/such: No such file or directory (os error 2)");
+}
+
+/// A tokenizer that has more tokens than the embedding has rows.
+#[test]
+fn an_id_outside_the_vocabulary_is_refused() {
+    let dir = copy_of_demo();
+    change(&dir.path().join("tokenizer.json"), |file| {
+        let mut token = file["added_tokens"][0].clone();
+        token["id"] = 2048.into();
+        token["content"] = "<new>".into();
+        file["added_tokens"].as_array_mut().unwrap().push(token);
+    });
+    let refused = generate_on(dir.path().to_str().unwrap(), &["--prompt", "a <new>"], "").refused();
+    insta::assert_snapshot!(refused, @"--prompt number 1: tokenizer.json and config.json disagree: token id 2048 at index 3 is outside the vocabulary: expected less than 2048");
+}
+
+/// A tokenizer that strips spaces, and no beginning-of-text id to stand in for a token.
+#[test]
+fn a_prompt_without_a_token_is_refused() {
+    let dir = copy_of_demo();
+    change(&dir.path().join("tokenizer.json"), |file| {
+        file["normalizer"] =
+            serde_json::json!({"type": "Strip", "strip_left": true, "strip_right": true});
+    });
+    change(&dir.path().join("config.json"), |config| {
+        config["bos_token_id"] = serde_json::Value::Null;
+        config["text_config"]["bos_token_id"] = serde_json::Value::Null;
+    });
+    let model = dir.path().to_str().unwrap();
+    let flags = ["--prompt", "a", "--prompt", " "];
+    insta::assert_snapshot!(generate_on(model, &flags, "").refused_at(model), @"--prompt number 2: expected 1 token or more, tokenizer.json makes 0 of the prompt");
+}
+
+/// Even where no token is chosen.
+#[test]
+fn log_probabilities_of_no_numbers_are_refused() {
+    let model = broken_demo();
+    let model = model.path().to_str().unwrap();
+    let flags = ["--prompt", "a b", "--logprobs", "--max-new-tokens", "0"];
+    let refused = generate_on(model, &flags, "").refused_at(model);
+    // Which of the two logits it is hangs on a sign.
+    let refused = refused.replace("token 1", "token 0");
+    insta::assert_snapshot!(refused, @"the logit of token 0 is inf: expected a number below infinity");
+}
+
+#[test]
+fn a_model_that_cannot_replay_names_the_flag() {
+    let model = demo_without_replay();
+    let model = model.path().to_str().unwrap();
+    let flags = ["--prompt", "a", "--max-new-tokens", "1"];
+    insta::assert_snapshot!(generate_on(model, &flags, "").refused_at(model), @"--replay prompt-tail (off runs every model): no replay: the last KV source is layer 6, the last of the model");
+    generate_on(model, &[&flags[..], &["--replay", "off"]].concat(), "").ok();
+}
+
+/// A cause is told once.
+#[test]
+fn a_damaged_tokenizer_is_refused_in_one_breath() {
+    let dir = copy_of_demo();
+    let (model, path) = (
+        dir.path().to_str().unwrap(),
+        dir.path().join("tokenizer.json"),
+    );
+    std::fs::write(&path, "{").unwrap();
+    insta::assert_snapshot!(generate_on(model, &["--prompt", "a"], "").refused_at(model), @"DEMO/tokenizer.json is not valid JSON (truncated?): EOF while parsing an object at line 1 column 1");
+    std::fs::remove_file(&path).unwrap();
+    insta::assert_snapshot!(generate_on(model, &["--prompt", "a"], "").refused_at(model), @"cannot read DEMO/tokenizer.json: No such file or directory (os error 2)");
+}
+
+/// A summary that nobody can read takes nothing from the result.
+#[test]
+fn a_summary_that_cannot_be_written_is_no_error() {
+    let demo = demo();
+    let flags = ["--prompt", "a", "--max-new-tokens", "1", "--explain"];
+    let args = ["generate", "--model", &demo].into_iter().chain(flags);
+    let mut out = Vec::new();
+    run(
+        &GenerateArgs::parse_from(args),
+        &mut Io {
+            stdin: &mut io::empty(),
+            out: &mut out,
+            err: &mut Closed,
+            watched: false,
+        },
+    )
+    .unwrap();
+    assert!(out.ends_with(b"\n"));
+}
+
+#[test]
+fn flags_out_of_range_are_refused_by_name() {
+    let refuse = |flags: &[&str]| {
+        let fixed = ["generate", "--prompt", "a"];
+        let error = GenerateArgs::try_parse_from(fixed.iter().chain(flags)).unwrap_err();
+        assert_ne!(error.kind(), ErrorKind::DisplayHelp);
+        assert_eq!(error.exit_code(), 2);
+        error.to_string().lines().next().unwrap().to_owned()
+    };
+    insta::assert_snapshot!(refuse(&["--chunk", "0"]), @"error: invalid value '0' for '--chunk <N>': expected 1 row or more");
+    insta::assert_snapshot!(refuse(&["--top-p", "1.5"]), @"error: invalid value '1.5' for '--top-p <P>': top_p is 1.5: expected above 0 and at most 1");
+    insta::assert_snapshot!(refuse(&["--top-k", "0"]), @"error: invalid value '0' for '--top-k <K>': top_k is 0: expected 1 or above, or none for all tokens");
+    insta::assert_snapshot!(refuse(&["--temperature", "-1"]), @"error: invalid value '-1' for '--temperature <T>': temperature is -1: expected a finite number, 0 (greedy) or above");
+    insta::assert_snapshot!(refuse(&["--top-k", "-1"]), @"error: invalid value '-1' for '--top-k <K>': invalid digit found in string");
+    insta::assert_snapshot!(refuse(&["--top-p", "-0.5"]), @"error: invalid value '-0.5' for '--top-p <P>': top_p is -0.5: expected above 0 and at most 1");
+    insta::assert_snapshot!(refuse(&["--seed", "-1"]), @"error: invalid value '-1' for '--seed <N>': invalid digit found in string");
+    insta::assert_snapshot!(refuse(&["--chunk", "-1"]), @"error: invalid value '-1' for '--chunk <N>': invalid digit found in string");
+    insta::assert_snapshot!(refuse(&["--max-new-tokens", "-1"]), @"error: invalid value '-1' for '--max-new-tokens <N>': invalid digit found in string");
+    insta::assert_snapshot!(refuse(&["--temperature", "nan"]), @"error: invalid value 'nan' for '--temperature <T>': temperature is NaN: expected a finite number, 0 (greedy) or above");
+    insta::assert_snapshot!(refuse(&["--replay", "some"]), @r#"error: invalid value 'some' for '--replay <POLICY>': no replay policy is called "some": expected off, step-tail, prompt-tail or exact"#);
+    insta::assert_snapshot!(refuse(&["--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': expected cpu or cuda:N, N the number of a GPU");
+    insta::assert_snapshot!(refuse(&["--greedy", "--top-k", "3"]), @"error: the argument '--greedy' cannot be used with '--top-k <K>'");
+}
