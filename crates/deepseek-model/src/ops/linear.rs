@@ -9,8 +9,8 @@ use super::{
 
 /// A weight matrix `[out, in]`, applied as `y = x · Wᵀ`.
 ///
-/// Not candle-nn's `Linear`: on a CPU its product of one row takes so long that a decode step of the
-/// demo model took 3.6 times as long with it. Products of many rows cost the same.
+/// Not candle-nn's `Linear`: with it a decode step of the demo model took 5.9 ms, and 2.0 ms without,
+/// in two runs one after the other. Prefill took the same.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear(Tensor);
 
