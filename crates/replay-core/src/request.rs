@@ -44,9 +44,12 @@ pub struct Request {
 impl Request {
     /// A cold request's prefill chunk that holds the given positions of a prompt of `prompt_len`
     /// tokens.
+    ///
+    /// A range that ends before it starts is a chunk of no rows. One that runs past the prompt is
+    /// planned too: rows at or after `prompt_len` count as decode rows and always run.
     pub const fn prefill(prompt_len: u32, positions: core::ops::Range<u32>) -> Self {
         Self {
-            query_len: positions.end - positions.start,
+            query_len: positions.end.saturating_sub(positions.start),
             seq_len: positions.end,
             prompt_len,
             replay_start: 0,
@@ -120,5 +123,18 @@ impl Request {
             });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reversed range must not wrap to billions of rows.
+    #[test]
+    #[allow(clippy::reversed_empty_ranges, reason = "the hazard")]
+    fn a_reversed_range_is_a_chunk_of_no_rows() {
+        assert_eq!(Request::prefill(5, 4..2).query_len, 0);
+        assert_eq!(Request::prefill(5, 2..4).query_len, 2);
     }
 }
