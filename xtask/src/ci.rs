@@ -2,8 +2,8 @@
 //!
 //! Cheap steps come first. Dependencies are compiled twice, not more: once in the dev profile, for
 //! tests, and once in the release profile, for the program that the README runs. (Clippy and rustdoc
-//! share one further pass that only checks them.) The tests come last, so that a log ends with their
-//! results.
+//! share one further pass that only checks them.) The step `cuda` compiles candle, and what depends
+//! on it, once more in release. The tests come last, so that a log ends with their results.
 
 use std::time::Instant;
 
@@ -20,6 +20,10 @@ use crate::{
 pub(crate) struct Ci {
     /// Run only these steps. `cuda`, which compiles candle's kernels, runs only when it is named.
     steps: Vec<String>,
+
+    /// Run all steps, `cuda` too.
+    #[arg(long, conflicts_with = "steps")]
+    all: bool,
 }
 
 /// What the README tells people to run, word for word.
@@ -71,16 +75,16 @@ const STEPS: &[Step] = &[
         always: true,
     },
     Step {
-        name: "test",
-        what: "unit tests, integration tests, examples, doc tests",
-        run: test,
-        always: true,
-    },
-    Step {
         name: "cuda",
         what: "lints with the feature cuda, and a build of the GPU tests; needs no GPU",
         run: cuda,
         always: false,
+    },
+    Step {
+        name: "test",
+        what: "unit tests, integration tests, examples, doc tests",
+        run: test,
+        always: true,
     },
 ];
 
@@ -95,7 +99,7 @@ impl Ci {
         }
         let chosen = |step: &&Step| {
             if self.steps.is_empty() {
-                step.always
+                step.always || self.all
             } else {
                 self.steps.iter().any(|name| name == step.name)
             }

@@ -96,6 +96,8 @@ fn fetch(folder: &Path, wheel: &Wheel) -> Result<PathBuf> {
         "--only-binary=:all:",
         "--require-hashes",
     ]);
+    // An index that does not answer at once is common enough on shared machines.
+    pip.args(["--retries=10", "--timeout=60"]);
     pip.args(["--disable-pip-version-check", "--dest"])
         .arg(&downloads);
     pip.arg("--requirement").arg(&requirements);
