@@ -2,10 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use replay_examples::perplexity::{PerplexityArgs, run};
-
 fn main() -> ExitCode {
-    let args = PerplexityArgs::parse();
-    replay_examples::io::main(|io| run(&args, io))
+    replay_examples::io::main(replay_examples::perplexity::run)
 }

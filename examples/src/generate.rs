@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use clap::Parser;
 use deepseek_model::tokenizer::{TextStream, Tokenizer};
-use deepseek_model::{Event, GenerateOptions, Generation, Generator, ReplayPolicy};
+use deepseek_model::{Event, FinishReason, GenerateOptions, Generation, Generator, ReplayPolicy};
 use indicatif::ProgressBar;
 
 use crate::io::Io;
@@ -15,20 +15,42 @@ use crate::picture::{Picture, RowMap};
 use crate::progress;
 use crate::prompts::{Prompt, PromptArgs};
 use crate::sampling::SamplingArgs;
+use crate::{parse_count, parse_whole};
 
 /// Prompt rows of a step at most when every row's logits are wanted: with a vocabulary of 129,280
-/// these take half a megabyte a row.
+/// these take half a megabyte a row. Shorter chunks change no result here, since every row runs.
 const LOGPROB_CHUNK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// Columns of the picture that `--explain` draws.
 const PICTURE_COLUMNS: usize = 64;
+
+const AFTER_HELP: &str = "\
+The fields of a JSON object:
+  index                              number of the prompt, from 0
+  prompt, prompt_ids                 its text, and its token ids from the beginning-of-text id on
+  text, ids                          the text after it, and its token ids
+  finish                             why it ended: stop (the model said so), length
+                                     (--max-new-tokens) or positions (the model has no more)
+  time_to_first_token_s              seconds from the first step of the batch to the first token;
+                                     null if there is none
+  prefill_row_layers                 rows of the prompt that ran, summed over layers
+  prefill_row_layers_without_replay  the same had no row been dropped
+  prompt_logprobs_nats               with --logprobs, log-probability of each prompt token given
+                                     those before it; null for the first
+  logprobs_nats                      with --logprobs, the same of each token of the text after it
+
+The summary counts the tokens that were chosen, the one that ended a text included. The first of a
+text comes with the step that ends its prefill; the pace of decode is that of steps without prefill.
+
+RAYON_NUM_THREADS sets how many threads compute: one for each core by default, at most 256, or four
+for each core where that is more.";
 
 /// Continues texts with a DeepSeek-V4.1 decoder, replaying only the rows of a prompt that matter in
 /// its later layers.
 ///
 /// The text goes to standard output, a summary to standard error.
 #[derive(Debug, Parser)]
-#[command(name = "generate", version)]
+#[command(name = "generate", version, after_long_help = AFTER_HELP)]
 pub struct GenerateArgs {
     /// Which model runs, and how.
     #[command(flatten)]
@@ -44,6 +66,7 @@ pub struct GenerateArgs {
         long,
         value_name = "N",
         default_value_t = 128,
+        value_parser = parse_whole::<usize>,
         allow_negative_numbers = true
     )]
     pub max_new_tokens: usize,
@@ -51,32 +74,28 @@ pub struct GenerateArgs {
     /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing).
     #[arg(long, value_name = "POLICY", default_value_t = ReplayPolicy::PromptTail)]
     pub replay: ReplayPolicy,
-    /// Prompt rows to compute at a time at most, 1 or above.
+    /// Prompt rows to compute at a time at most, over all prompts, 1 or above.
+    ///
+    /// With --logprobs no more than 512, because the logits of every row are held at once; the
+    /// results are the same. Of the policies, step-tail depends on how a prompt is cut.
     #[arg(
         long,
         value_name = "N",
         default_value = "8192",
-        value_parser = parse_chunk,
+        value_parser = parse_count::<NonZeroUsize>,
         allow_negative_numbers = true
     )]
     pub chunk: NonZeroUsize,
     /// Also give the log-probability of each token of prompt and output. Every prompt row then runs
-    /// in every layer.
+    /// in every layer, and --chunk is 512 at most.
     #[arg(long)]
     pub logprobs: bool,
-    /// Print one JSON object per prompt instead of text.
+    /// Print one JSON object per prompt instead of text; --help lists its fields.
     #[arg(long)]
     pub json: bool,
     /// Draw, on standard error, which prompt rows ran in which layers.
     #[arg(long)]
     pub explain: bool,
-}
-
-fn parse_chunk(text: &str) -> Result<NonZeroUsize, String> {
-    let rows: usize = text
-        .parse()
-        .map_err(|error: std::num::ParseIntError| error.to_string())?;
-    NonZeroUsize::new(rows).ok_or_else(|| "expected 1 row or more".to_owned())
 }
 
 /// Runs the program.
@@ -187,11 +206,11 @@ impl Session<'_> {
             }
             (Event::Token { .. }, None) => {}
             (Event::Finished { prompt, .. }, stream) => {
-                let text = match stream {
-                    Some(stream) => stream.finish()? + "\n",
+                let rest = match stream {
+                    Some(stream) => stream.finish()?,
                     None => String::new(),
                 };
-                bar.suspend(|| self.finish(prompt, &text, io))?;
+                bar.suspend(|| self.finish(prompt, &rest, io))?;
             }
         }
         Ok(())
@@ -200,35 +219,47 @@ impl Session<'_> {
     /// Writes what is still to be shown of a prompt that ended: `rest` of its text if it was
     /// streamed, else all of it.
     fn finish(&self, prompt: usize, rest: &str, io: &mut Io<'_>) -> anyhow::Result<()> {
-        let result = self.result(prompt);
-        let text = &self.prompts[prompt].text;
         if self.args.json {
+            let result = self.result(prompt);
             let written = (result, self.tokenizer.decode(&result.ids)?);
-            let prompt_of = (text.as_str(), self.ids[prompt].as_slice());
+            let text = self.prompts[prompt].text.as_str();
+            let prompt_of = (text, self.ids[prompt].as_slice());
             let map = &self.maps[prompt];
             let record = Record::new(prompt, prompt_of, written, map, self.args.logprobs);
             serde_json::to_writer(&mut *io.out, &record).map_err(std::io::Error::from)?;
             writeln!(io.out)?;
-        } else if self.prompts.len() == 1 {
-            io.out.write_all(rest.as_bytes())?;
         } else {
-            writeln!(io.out, "{}", heading(prompt, self.prompts.len(), text))?;
-            writeln!(io.out, "{}\n", self.tokenizer.decode(&result.ids)?)?;
+            self.finish_text(prompt, rest, io.out)?;
         }
-        if self.args.logprobs && !self.args.json {
+        io.out.flush()?;
+        Ok(())
+    }
+
+    fn finish_text(&self, prompt: usize, rest: &str, out: &mut dyn Write) -> anyhow::Result<()> {
+        let (result, count) = (self.result(prompt), self.prompts.len());
+        // Where no text was asked for, an empty one is not worth a line.
+        let has_text = self.args.max_new_tokens > 0;
+        if count > 1 && (has_text || self.args.logprobs) {
+            writeln!(
+                out,
+                "{}",
+                heading(prompt, count, &self.prompts[prompt].text)
+            )?;
+        }
+        match has_text {
+            true if count > 1 => writeln!(out, "{}\n", self.tokenizer.decode(&result.ids)?)?,
+            true => writeln!(out, "{rest}")?,
+            false => {}
+        }
+        if self.args.logprobs {
             let of_prompt = std::iter::once(None).chain(result.prompt_logprobs.iter().map(Some));
             let of_output = result.logprobs.iter().map(Some);
             let logprobs = of_prompt.chain(of_output).map(Option::<&f32>::copied);
             let tokens = self.ids[prompt].iter().chain(&result.ids);
             let tokens = tokens.map(|id| self.tokenizer.decode(&[*id]));
             let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
-            writeln!(
-                io.out,
-                "{}",
-                logprob_table(tokens.into_iter().zip(logprobs))
-            )?;
+            writeln!(out, "{}", logprob_table(tokens.into_iter().zip(logprobs)))?;
         }
-        io.out.flush()?;
         Ok(())
     }
 
@@ -248,8 +279,12 @@ impl Session<'_> {
             }
             writeln!(err, "{}\n", Picture::LEGEND)?;
         }
+        let chosen = |result: &Generation| {
+            result.ids.len() + usize::from(result.finish == Some(FinishReason::Stop))
+        };
         let summary = Summary {
             cost: self.generator.summary(),
+            chosen: self.generator.results().map(chosen).sum(),
             first_tokens: self
                 .generator
                 .results()

@@ -1,7 +1,18 @@
-//! The program's streams, and how a program ends.
+//! The program's streams and files, and how a program begins and ends.
 
 use std::io::{self, IsTerminal, Read, Write};
+use std::path::Path;
 use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, ensure};
+use clap::Parser;
+
+/// Threads that may compute at most, unless there are [`THREADS_PER_CORE`] for each core. Threads far
+/// beyond the cores wait for one another: on two cores a step of a thousand threads never ends.
+const MAX_THREADS: usize = 256;
+
+/// Threads for each core at most, where that is more.
+const THREADS_PER_CORE: usize = 4;
 
 /// Where a program reads and writes.
 pub struct Io<'a> {
@@ -15,19 +26,12 @@ pub struct Io<'a> {
     pub watched: bool,
 }
 
-/// Runs a program on the process' streams and turns its error into an exit code.
+/// Runs a program on the process' arguments and streams and turns its error into an exit code.
 ///
 /// A reader that closes the pipe early (`head`) has what it wanted: the program ends without a
-/// word.
-pub fn main(program: impl FnOnce(&mut Io<'_>) -> anyhow::Result<()>) -> ExitCode {
-    let result = program(&mut Io {
-        stdin: &mut io::stdin().lock(),
-        out: &mut Named("standard output", io::stdout().lock()),
-        // Not locked: progress bars write there from threads of their own.
-        err: &mut io::stderr(),
-        watched: io::stderr().is_terminal(),
-    });
-    match result {
+/// word. A standard output that was never open is an error: nobody gets the result.
+pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<()>) -> ExitCode {
+    match run(program) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -36,6 +40,128 @@ pub fn main(program: impl FnOnce(&mut Io<'_>) -> anyhow::Result<()>) -> ExitCode
             ExitCode::FAILURE
         }
     }
+}
+
+fn run<A: Parser>(
+    program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut out = Named("standard output", stdout::open()?);
+    let args = match A::try_parse() {
+        Ok(args) => args,
+        // `--help` and `--version`: a result as any other.
+        Err(text) if text.exit_code() == 0 => return text.print().context("standard output"),
+        Err(refusal) => refusal.exit(),
+    };
+    start_threads(|name| std::env::var(name).ok())?;
+    program(
+        &args,
+        &mut Io {
+            stdin: &mut io::stdin().lock(),
+            out: &mut out,
+            // Not locked: progress bars write there from threads of their own.
+            err: &mut io::stderr(),
+            watched: io::stderr().is_terminal(),
+        },
+    )?;
+    Ok(out.flush()?)
+}
+
+/// Starts the threads that compute. Left alone, rayon starts as many as it is told, or panics.
+fn start_threads(variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<()> {
+    let cores: usize = std::thread::available_parallelism().map_or(1, Into::into);
+    check_threads(variable, MAX_THREADS.max(THREADS_PER_CORE * cores))?;
+    // The error's text holds its cause already.
+    let started = rayon::ThreadPoolBuilder::new().build_global();
+    started.map_err(|error| {
+        let flag = "RAYON_NUM_THREADS says how many";
+        anyhow!("cannot start the threads that compute ({flag}): {error}")
+    })
+}
+
+/// Checks the variables that rayon takes the number of threads from; 0 and nothing leave it to rayon.
+fn check_threads(variable: impl Fn(&str) -> Option<String>, most: usize) -> anyhow::Result<()> {
+    for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+        let text = variable(name).unwrap_or_default();
+        let fits = text.parse().is_ok_and(|threads: usize| threads <= most);
+        ensure!(
+            text.is_empty() || fits,
+            "{name}={text}: expected a number of threads, at most {most}"
+        );
+    }
+    Ok(())
+}
+
+/// Standard output, and whether it is there at all.
+#[cfg(unix)]
+mod stdout {
+    use std::fs::File;
+    use std::io::{self, LineWriter};
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// `EBADF`, the same number on every Unix.
+    const BAD_DESCRIPTOR: i32 = 9;
+
+    static CLOSED: AtomicBool = AtomicBool::new(false);
+
+    /// Looks before `main`: by then the standard library has put `/dev/null` in the place of a closed
+    /// stream, and whoever handed in `/dev/null` does so on purpose. This is one system call on a
+    /// descriptor, and needs nothing of what the standard library sets up for `main`.
+    #[ctor::ctor]
+    fn look() {
+        let copy = io::stdout().as_fd().try_clone_to_owned();
+        let closed = copy.is_err_and(|error| error.raw_os_error() == Some(BAD_DESCRIPTOR));
+        CLOSED.store(closed, Ordering::Relaxed);
+    }
+
+    /// A copy of the descriptor: [`io::stdout`] takes writes to one that is not open for writing
+    /// (`1< file`) and drops them.
+    pub(super) fn open() -> anyhow::Result<LineWriter<File>> {
+        anyhow::ensure!(
+            !CLOSED.load(Ordering::Relaxed),
+            "standard output is closed: expected a place for the result"
+        );
+        let copy = io::stdout().as_fd().try_clone_to_owned()?;
+        Ok(LineWriter::new(copy.into()))
+    }
+}
+
+/// Standard output.
+#[cfg(not(unix))]
+mod stdout {
+    pub(super) fn open() -> anyhow::Result<std::io::Stdout> {
+        Ok(std::io::stdout())
+    }
+}
+
+/// Reads a text file.
+///
+/// # Errors
+/// It cannot be read: then the error says where a relative path was looked for. Or it is no UTF-8.
+pub(crate) fn read_text(path: &Path) -> anyhow::Result<String> {
+    let bytes = std::fs::read(path);
+    utf8(match absolute(path) {
+        Some(at) => bytes.with_context(|| format!("cannot read {at}"))?,
+        None => bytes?,
+    })
+}
+
+/// Text from bytes.
+///
+/// # Errors
+/// Says where the bytes are no UTF-8.
+pub(crate) fn utf8(bytes: Vec<u8>) -> anyhow::Result<String> {
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let byte = error.as_bytes()[at];
+        anyhow!("expected UTF-8 text, got byte 0x{byte:02x} at offset {at}")
+    })
+}
+
+/// Where a relative path leads from the current directory; none for a path that says so itself.
+pub(crate) fn absolute(path: &Path) -> Option<String> {
+    let at = std::path::absolute(path).ok()?;
+    path.is_relative().then(|| at.display().to_string())
 }
 
 /// A stream whose errors say which one it is.
@@ -80,6 +206,20 @@ mod tests {
             &closed.context("writing the result").unwrap_err()
         ));
         assert!(!is_closed_pipe(&anyhow::anyhow!("broken pipe")));
+    }
+
+    #[test]
+    fn absurd_numbers_of_threads_are_refused() {
+        let check = |set: &str, value: &str| {
+            check_threads(|name| (name == set).then(|| value.to_owned()), 256)
+        };
+        for value in ["", "0", "1", "256"] {
+            check("RAYON_NUM_THREADS", value).unwrap();
+        }
+        let refuse = |set, value| check(set, value).unwrap_err().to_string();
+        insta::assert_snapshot!(refuse("RAYON_NUM_THREADS", "1000000"), @"RAYON_NUM_THREADS=1000000: expected a number of threads, at most 256");
+        insta::assert_snapshot!(refuse("RAYON_NUM_THREADS", "all"), @"RAYON_NUM_THREADS=all: expected a number of threads, at most 256");
+        insta::assert_snapshot!(refuse("RAYON_RS_NUM_CPUS", "257"), @"RAYON_RS_NUM_CPUS=257: expected a number of threads, at most 256");
     }
 
     #[test]

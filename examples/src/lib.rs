@@ -13,3 +13,65 @@ pub mod progress;
 pub mod prompts;
 pub mod sampling;
 pub mod windows;
+
+use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
+use std::str::FromStr;
+
+use indicatif::HumanCount;
+
+/// Parses the whole number of a flag. The standard library's message for one that is none, "invalid
+/// digit found in string", does not say what would do.
+fn parse_whole<N: FromStr<Err = ParseIntError>>(text: &str) -> Result<N, String> {
+    parse_from(0, text)
+}
+
+/// The same for a `NonZero` number.
+fn parse_count<N: FromStr<Err = ParseIntError>>(text: &str) -> Result<N, String> {
+    parse_from(1, text)
+}
+
+/// The same for a number that may not be zero.
+fn parse_positive(text: &str) -> Result<usize, String> {
+    parse_count(text).map(NonZeroUsize::get)
+}
+
+/// `least` is the smallest number of the type.
+fn parse_from<N: FromStr<Err = ParseIntError>>(least: u8, text: &str) -> Result<N, String> {
+    text.parse().map_err(|error: N::Err| match error.kind() {
+        IntErrorKind::PosOverflow => "expected a smaller number".to_owned(),
+        _ => format!("expected a whole number, {least} or more"),
+    })
+}
+
+/// `1,024 tokens`, `1 token`.
+fn count(number: usize, unit: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {unit}{plural}", HumanCount(number as u64))
+}
+
+/// Four decimals; what rounds to zero has no sign.
+fn decimals(value: f64) -> String {
+    let text = format!("{value:.4}");
+    match text.strip_prefix('-') {
+        Some("0.0000") => "0.0000".to_owned(),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_agree_with_their_units_and_zero_has_no_sign() {
+        assert_eq!(
+            [0, 1, 1024].map(|n| count(n, "row")),
+            ["0 rows", "1 row", "1,024 rows"]
+        );
+        let numbers = [-0.0, -0.000_04, 0.000_04, -0.000_06];
+        assert_eq!(
+            numbers.map(decimals),
+            ["0.0000", "0.0000", "0.0000", "-0.0001"]
+        );
+    }
+}

@@ -9,12 +9,14 @@ use candle_core::{DType, Device};
 use deepseek_model::tokenizer::Tokenizer;
 use deepseek_model::{Config, Error, Model, ModelOptions};
 
-use crate::progress;
+use crate::{io, progress};
 
 /// Which model runs, and how it computes.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ModelArgs {
     /// Directory of the checkpoint: config.json, tokenizer.json and safetensors files.
+    ///
+    /// A relative path starts at the current directory.
     #[arg(long, value_name = "DIR", default_value = "models/v41-demo")]
     pub model: PathBuf,
     /// Where the model runs: cpu, the only one so far, or cuda:N for GPU number N.
@@ -142,9 +144,10 @@ impl ModelArgs {
     }
 
     fn dir(&self) -> anyhow::Result<&Path> {
+        let at = io::absolute(&self.model).map_or_else(String::new, |at| format!(" at {at}"));
         ensure!(
             self.model.is_dir(),
-            "--model {}: there is no such directory",
+            "--model {}: expected a directory, there is none{at}",
             self.model.display()
         );
         Ok(&self.model)
@@ -181,16 +184,20 @@ mod tests {
 
     #[test]
     fn a_missing_directory_is_named_with_its_flag() {
-        let args = ModelArgs {
-            model: "no/such/place".into(),
-            device: DeviceArg::Cpu,
-            dtype: DTypeArg::F32,
-            no_activation_rounding: false,
+        let refuse = |model: &Path| {
+            let args = ModelArgs {
+                model: model.to_owned(),
+                device: DeviceArg::Cpu,
+                dtype: DTypeArg::F32,
+                no_activation_rounding: false,
+            };
+            args.checkpoint().unwrap_err().to_string()
         };
-        let error = args.checkpoint().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "--model no/such/place: there is no such directory"
-        );
+        let here = std::env::current_dir().unwrap().display().to_string();
+        insta::assert_snapshot!(refuse(Path::new("no/such/place")).replace(&here, "HERE"), @"--model no/such/place: expected a directory, there is none at HERE/no/such/place");
+        insta::assert_snapshot!(refuse(Path::new("/no/such/place")), @"--model /no/such/place: expected a directory, there is none");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display().to_string();
+        insta::assert_snapshot!(refuse(file.path()).replace(&path, "FILE"), @"--model FILE: expected a directory, there is none");
     }
 }

@@ -1,4 +1,4 @@
-//! What a generation looks like on stdout, and the summary that goes to stderr.
+//! What results look like on stdout, and the summary that goes to stderr.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use indicatif::HumanCount;
 use serde::Serialize;
 
 use crate::picture::RowMap;
+use crate::{count, decimals};
 
 /// Longest part of a prompt that a heading shows, in characters.
 const HEADING_CHARS: usize = 40;
@@ -28,17 +29,17 @@ pub struct Record<'a> {
     /// Why it ended: `stop`, `length` or `positions`.
     pub finish: &'static str,
     /// Seconds from the start of the batch to the first token.
-    pub time_to_first_token: Option<f64>,
+    pub time_to_first_token_s: Option<f64>,
     /// Rows of the prompt that ran, summed over layers.
     pub prefill_row_layers: usize,
     /// The same had no row been dropped.
     pub prefill_row_layers_without_replay: usize,
     /// Log-probability in nats of each prompt token given those before it; none of the first.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_logprobs: Option<Vec<Option<f32>>>,
+    pub prompt_logprobs_nats: Option<Vec<Option<f32>>>,
     /// Log-probability in nats of each token after the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub logprobs: Option<&'a [f32]>,
+    pub logprobs_nats: Option<&'a [f32]>,
 }
 
 impl<'a> Record<'a> {
@@ -61,11 +62,11 @@ impl<'a> Record<'a> {
             text,
             ids: &result.ids,
             finish: result.finish.map_or("unfinished", finish_name),
-            time_to_first_token: result.time_to_first_token.map(|time| time.as_secs_f64()),
+            time_to_first_token_s: result.time_to_first_token.map(|time| time.as_secs_f64()),
             prefill_row_layers: map.prefill_row_layers(),
             prefill_row_layers_without_replay: map.prefill_row_layers_without_replay(),
-            prompt_logprobs: logprobs.then(of_prompt),
-            logprobs: logprobs.then_some(&result.logprobs),
+            prompt_logprobs_nats: logprobs.then(of_prompt),
+            logprobs_nats: logprobs.then_some(&result.logprobs),
         }
     }
 }
@@ -89,9 +90,11 @@ pub fn heading(index: usize, count: usize, prompt: &str) -> String {
 
 /// A table of tokens and their log-probabilities; a token without one is the first of a prompt.
 pub fn logprob_table(tokens: impl IntoIterator<Item = (String, Option<f32>)>) -> String {
-    let mut table = String::new();
+    let mut table =
+        "log-probability, in nats, of each token of prompt and output given those before it:\n"
+            .to_owned();
     for (token, logprob) in tokens {
-        let value = logprob.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
+        let value = logprob.map_or_else(|| "-".to_owned(), |value| decimals(value.into()));
         let _ = writeln!(table, "{value:>10}  {token:?}");
     }
     table
@@ -101,6 +104,8 @@ pub fn logprob_table(tokens: impl IntoIterator<Item = (String, Option<f32>)>) ->
 pub struct Summary<'a> {
     /// Tokens and times.
     pub cost: &'a GenerateSummary,
+    /// Tokens that were chosen, those that ended a text included.
+    pub chosen: usize,
     /// First-token times of the prompts that have one.
     pub first_tokens: Vec<Duration>,
     /// The rows of each prompt.
@@ -116,29 +121,40 @@ impl std::fmt::Display for Summary<'_> {
         let cost = self.cost;
         write!(
             f,
-            "prefill  {}",
+            "prefill  {}{}",
+            count(cost.prefill_tokens, "token"),
             pace(cost.prefill_tokens, cost.prefill_time)
         )?;
-        match (
-            self.first_tokens.iter().min(),
-            self.first_tokens.iter().max(),
-        ) {
-            (Some(first), Some(last)) if first == last => {
-                write!(f, "; first token after {}", seconds(*first))?;
-            }
-            (Some(first), Some(last)) => {
-                write!(
-                    f,
-                    "; first tokens after {} to {}",
-                    seconds(*first),
-                    seconds(*last)
-                )?;
-            }
-            _ => {}
+        let first = self.first_tokens.iter().min().copied().map(seconds);
+        let last = self.first_tokens.iter().max().copied().map(seconds);
+        if let (Some(first), Some(last)) = (first, last) {
+            let one = self.first_tokens.len() == 1;
+            let range = if first == last {
+                first
+            } else {
+                format!("{first} to {last}")
+            };
+            write!(
+                f,
+                "; first token{} after {range}",
+                if one { "" } else { "s" }
+            )?;
         }
         writeln!(f)?;
         if cost.decode_tokens > 0 {
-            writeln!(f, "decode   {}", pace(cost.decode_tokens, cost.decode_time))?;
+            // The step that ends a prefill gives a token too, and so may its decode rows.
+            let others = match self.chosen.saturating_sub(cost.decode_tokens) {
+                0 => String::new(),
+                1 => "; the other came with the prefill".to_owned(),
+                n => format!("; the other {} came with the prefill", HumanCount(n as u64)),
+            };
+            writeln!(
+                f,
+                "decode   {} of {}{}{others}",
+                HumanCount(cost.decode_tokens as u64),
+                count(self.chosen, "token"),
+                pace(cost.decode_tokens, cost.decode_time)
+            )?;
         }
         let run: usize = self.maps.iter().map(RowMap::prefill_row_layers).sum();
         let all: usize = self
@@ -148,10 +164,10 @@ impl std::fmt::Display for Summary<'_> {
             .sum();
         write!(
             f,
-            "replay   {}: {} of {} row-layers of the prefill ran ({:.0} %)",
+            "replay   {}: {} of {} of the prefill ran ({:.0} %)",
             self.policy,
             HumanCount(run as u64),
-            HumanCount(all as u64),
+            count(all, "row-layer"),
             100.0 * run as f64 / all.max(1) as f64
         )?;
         if self.logprobs && self.policy != ReplayPolicy::Off {
@@ -161,19 +177,18 @@ impl std::fmt::Display for Summary<'_> {
     }
 }
 
-/// `1,024 tokens in 0.52 s, 1,969 tokens/s`.
+/// ` in 0.52 s, 1,969 tokens/s`; nothing of what took no time.
 fn pace(tokens: usize, time: Duration) -> String {
-    let count = HumanCount(tokens as u64);
     let rate = tokens as f64 / time.as_secs_f64();
     if !rate.is_finite() {
-        return format!("{count} tokens");
+        return String::new();
     }
     let rate = if rate < 100.0 {
         format!("{rate:.1}")
     } else {
         HumanCount(rate as u64).to_string()
     };
-    format!("{count} tokens in {}, {rate} tokens/s", seconds(time))
+    format!(" in {}, {rate} tokens/s", seconds(time))
 }
 
 /// Seconds with two decimals, below one in milliseconds.
@@ -183,6 +198,68 @@ fn seconds(time: Duration) -> String {
     } else {
         format!("{:.2} s", time.as_secs_f64())
     }
+}
+
+/// What a policy scores on contexts of one length: a line of a table or of JSON.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Score {
+    /// Length of the contexts, in tokens.
+    pub context_tokens: usize,
+    /// The policy.
+    pub policy: String,
+    /// Tokens of a chunk at most.
+    pub chunk_tokens: usize,
+    /// Contexts measured.
+    pub contexts: usize,
+    /// Scored rows.
+    pub rows: usize,
+    /// Mean negative log-likelihood over all scored rows, in nats.
+    pub mean_nll_nats: f64,
+    /// Its difference from the first policy's.
+    pub difference_nats: f64,
+    /// Standard error of that difference, from the spread between contexts; one context has none.
+    pub difference_error_nats: Option<f64>,
+    /// Share of the row-layers that ran, of those of all rows in all layers.
+    pub row_layers_share: f64,
+}
+
+/// A table of scores, with what its columns mean below.
+pub fn score_table(scores: &[Score]) -> String {
+    let mut table = format!(
+        "{:>7}  {:<11}  {:>8}  {:>10}  {:>18}  {:>10}\n",
+        "context", "policy", "mean nll", "perplexity", "difference", "row-layers"
+    );
+    for score in scores {
+        let error = score.difference_error_nats;
+        let error = error.map_or_else(|| "n/a   ".to_owned(), decimals);
+        let plus = if score.difference_nats >= 5e-5 {
+            "+"
+        } else {
+            ""
+        };
+        let _ = writeln!(
+            table,
+            "{:>7}  {:<11}  {:>8}  {:>10.2}  {:>18}  {:>8.1} %",
+            score.context_tokens,
+            score.policy,
+            decimals(score.mean_nll_nats),
+            score.mean_nll_nats.exp(),
+            format!("{plus}{} ± {error}", decimals(score.difference_nats)),
+            100.0 * score.row_layers_share
+        );
+    }
+    if let Some(first) = scores.first() {
+        let error = match first.contexts {
+            1 => "n/a, as one context has no standard error".to_owned(),
+            n => format!("its standard error over {}", count(n, "context")),
+        };
+        let from = &first.policy;
+        let _ = writeln!(
+            table,
+            "mean nll: mean negative log-likelihood, in nats; difference: from {from}, ± {error}"
+        );
+    }
+    table
 }
 
 #[cfg(test)]
@@ -207,8 +284,8 @@ mod tests {
             serde_json::to_string(&Record::new(1, ("say", &[0, 9]), result, &map, logprobs))
                 .unwrap()
         };
-        insta::assert_snapshot!(record(false), @r#"{"index":1,"prompt":"say","prompt_ids":[0,9],"text":"so\n","ids":[5,6],"finish":"length","time_to_first_token":1.5,"prefill_row_layers":0,"prefill_row_layers_without_replay":0}"#);
-        insta::assert_snapshot!(record(true), @r#"{"index":1,"prompt":"say","prompt_ids":[0,9],"text":"so\n","ids":[5,6],"finish":"length","time_to_first_token":1.5,"prefill_row_layers":0,"prefill_row_layers_without_replay":0,"prompt_logprobs":[null,-2.0],"logprobs":[-0.5,-1.25]}"#);
+        insta::assert_snapshot!(record(false), @r#"{"index":1,"prompt":"say","prompt_ids":[0,9],"text":"so\n","ids":[5,6],"finish":"length","time_to_first_token_s":1.5,"prefill_row_layers":0,"prefill_row_layers_without_replay":0}"#);
+        insta::assert_snapshot!(record(true), @r#"{"index":1,"prompt":"say","prompt_ids":[0,9],"text":"so\n","ids":[5,6],"finish":"length","time_to_first_token_s":1.5,"prefill_row_layers":0,"prefill_row_layers_without_replay":0,"prompt_logprobs_nats":[null,-2.0],"logprobs_nats":[-0.5,-1.25]}"#);
     }
 
     #[test]
@@ -223,11 +300,14 @@ mod tests {
         let tokens = [
             ("<s>".to_owned(), None),
             (" the\n".to_owned(), Some(-12.345_67)),
+            ("!".to_owned(), Some(-0.000_01)),
         ];
-        assert_eq!(
-            logprob_table(tokens),
-            "         -  \"<s>\"\n  -12.3457  \" the\\n\"\n"
-        );
+        insta::assert_snapshot!(logprob_table(tokens), @r#"
+        log-probability, in nats, of each token of prompt and output given those before it:
+                 -  "<s>"
+          -12.3457  " the\n"
+            0.0000  "!"
+        "#);
     }
 
     #[test]
@@ -239,30 +319,81 @@ mod tests {
             decode_time: Duration::from_secs(2),
             ..Default::default()
         };
-        let summary = |first_tokens: &[u64], logprobs| {
-            let first_tokens = first_tokens
-                .iter()
-                .map(|ms| Duration::from_millis(*ms))
-                .collect();
-            let policy = ReplayPolicy::PromptTail;
+        let summary = |chosen, first_tokens: &[u64], logprobs| {
+            let first_tokens = first_tokens.iter().copied().map(Duration::from_millis);
             Summary {
                 cost: &cost,
-                first_tokens,
+                chosen,
+                first_tokens: first_tokens.collect(),
                 maps: &[],
-                policy,
+                policy: ReplayPolicy::PromptTail,
                 logprobs,
             }
             .to_string()
         };
-        insta::assert_snapshot!(summary(&[530], false), @r"
+        insta::assert_snapshot!(summary(64, &[530], false), @r"
         prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first token after 530 ms
-        decode   63 tokens in 2.00 s, 31.5 tokens/s
+        decode   63 of 64 tokens in 2.00 s, 31.5 tokens/s; the other came with the prefill
         replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %)
         ");
-        insta::assert_snapshot!(summary(&[530, 1530], true), @r"
+        insta::assert_snapshot!(summary(1065, &[530, 1530], true), @r"
         prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first tokens after 530 ms to 1.53 s
-        decode   63 tokens in 2.00 s, 31.5 tokens/s
+        decode   63 of 1,065 tokens in 2.00 s, 31.5 tokens/s; the other 1,002 came with the prefill
         replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %); --logprobs reads every row, so none is dropped
+        ");
+        // Times that look the same are one time.
+        insta::assert_snapshot!(summary(65, &[1530, 1531], false).lines().next().unwrap(), @"prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first tokens after 1.53 s");
+        let cost = GenerateSummary {
+            prefill_tokens: 1,
+            prefill_time: Duration::from_millis(10),
+            ..Default::default()
+        };
+        let one = Summary {
+            cost: &cost,
+            chosen: 0,
+            first_tokens: vec![],
+            maps: &[],
+            policy: ReplayPolicy::Off,
+            logprobs: false,
+        };
+        insta::assert_snapshot!(one.to_string(), @r"
+        prefill  1 token in 10 ms, 100 tokens/s
+        replay   off: 0 of 0 row-layers of the prefill ran (0 %)
+        ");
+    }
+
+    #[test]
+    fn the_table_of_scores_lines_up() {
+        let score = |policy: &str, difference, error| Score {
+            context_tokens: 2048,
+            policy: policy.into(),
+            chunk_tokens: 2048,
+            contexts: 8,
+            rows: 64,
+            mean_nll_nats: 3.5 + difference,
+            difference_nats: difference,
+            difference_error_nats: error,
+            row_layers_share: 0.507,
+        };
+        insta::assert_snapshot!(score_table(&[
+            score("off", 0.0, Some(0.0)),
+            score("prompt-tail", -0.012, Some(0.0034)),
+            score("step-tail", 0.25, Some(0.0625)),
+            score("exact", -0.000_01, Some(0.000_02)),
+        ]), @r"
+        context  policy       mean nll  perplexity          difference  row-layers
+           2048  off            3.5000       33.12     0.0000 ± 0.0000      50.7 %
+           2048  prompt-tail    3.4880       32.72    -0.0120 ± 0.0034      50.7 %
+           2048  step-tail      3.7500       42.52    +0.2500 ± 0.0625      50.7 %
+           2048  exact          3.5000       33.12     0.0000 ± 0.0000      50.7 %
+        mean nll: mean negative log-likelihood, in nats; difference: from off, ± its standard error over 8 contexts
+        ");
+        let mut single = score("exact", 0.25, None);
+        single.contexts = 1;
+        insta::assert_snapshot!(score_table(&[single]), @r"
+        context  policy       mean nll  perplexity          difference  row-layers
+           2048  exact          3.7500       42.52    +0.2500 ± n/a         50.7 %
+        mean nll: mean negative log-likelihood, in nats; difference: from exact, ± n/a, as one context has no standard error
         ");
     }
 }

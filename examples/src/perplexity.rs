@@ -1,6 +1,6 @@
 //! The program `perplexity`: what each replay policy costs in accuracy.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
@@ -9,25 +9,46 @@ use deepseek_model::sampler::log_softmax_at;
 use deepseek_model::{
     CacheOptions, KvCache, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest,
 };
-use serde::Serialize;
 
 use crate::io::Io;
 use crate::model::{Checkpoint, ModelArgs, blame};
+use crate::output::{Score, score_table};
 use crate::progress;
 use crate::windows::{Texts, Window};
+use crate::{count, parse_count, parse_positive};
+
+const AFTER_HELP: &str = "\
+The fields of a JSON object:
+  context_tokens         length of the contexts, in tokens
+  policy                 the policy
+  chunk_tokens           tokens of a chunk of a context at most
+  contexts               how many contexts were measured
+  rows                   how many rows were scored, over all contexts
+  mean_nll_nats          mean negative log-likelihood of these rows, in nats
+  difference_nats        its difference from the first policy's, in nats
+  difference_error_nats  standard error of that difference, in nats; null of a single context
+  row_layers_share       share of the row-layers (a row through a layer) that ran
+
+The table comes when all is measured.
+
+RAYON_NUM_THREADS sets how many threads compute: one for each core by default, at most 256, or four
+for each core where that is more.";
 
 /// Measures how well a DeepSeek-V4.1 decoder predicts held-out text under each replay policy.
 ///
-/// Each context is computed as one prefill, and the outputs of its last rows are scored: the mean
-/// negative log-likelihood, in nats, of the tokens that really follow. Its exponential is the
-/// perplexity.
+/// Each context is prefilled, and the outputs of its last rows are scored: the mean negative
+/// log-likelihood, in nats, of the tokens that really follow. Its exponential is the perplexity.
+///
+/// The difference is that of a policy's mean from the first policy's on the same contexts, and ± its
+/// standard error: how far chance alone takes it, by the spread of the difference from context to
+/// context. A single context has none.
 #[derive(Debug, Parser)]
-#[command(name = "perplexity", version)]
+#[command(name = "perplexity", version, after_long_help = AFTER_HELP)]
 pub struct PerplexityArgs {
     /// Which model runs, and how.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Texts that the model was not trained on.
+    /// Texts that the model was not trained on; relative paths start at the current directory.
     #[arg(
         long,
         value_name = "FILE",
@@ -41,6 +62,7 @@ pub struct PerplexityArgs {
         value_name = "N",
         value_delimiter = ',',
         default_value = "128,512,1024,2048",
+        value_parser = parse_positive,
         allow_negative_numbers = true
     )]
     pub contexts: Vec<usize>,
@@ -52,44 +74,38 @@ pub struct PerplexityArgs {
         default_value = "off,prompt-tail,exact"
     )]
     pub policies: Vec<ReplayPolicy>,
-    /// Rows at the end of a context to score.
+    /// Tokens of a context to compute at a time at most, 1 or above [default: the whole context].
+    ///
+    /// Only step-tail depends on it: it keeps the last rows of each chunk, so that over a context in
+    /// one chunk it is prompt-tail.
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = parse_count::<NonZeroUsize>,
+        allow_negative_numbers = true
+    )]
+    pub chunk: Option<NonZeroUsize>,
+    /// Rows at the end of a context to score, 1 or above.
     #[arg(
         long,
         value_name = "N",
         default_value = "8",
+        value_parser = parse_count::<NonZeroU32>,
         allow_negative_numbers = true
     )]
     pub last_rows: NonZeroU32,
-    /// Contexts per text and length, spread evenly over the text.
+    /// Contexts per text and length, 1 or above, spread evenly over the text.
     #[arg(
         long,
         value_name = "N",
         default_value = "8",
+        value_parser = parse_count::<NonZeroU32>,
         allow_negative_numbers = true
     )]
     pub windows: NonZeroU32,
-    /// Print one JSON object per length and policy instead of a table.
+    /// Print one JSON object per length and policy instead of a table; --help lists its fields.
     #[arg(long)]
     pub json: bool,
-}
-
-/// What a policy scores on contexts of one length.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Score {
-    /// Length of the contexts, in tokens.
-    pub context: usize,
-    /// The policy.
-    pub policy: String,
-    /// Mean negative log-likelihood over all scored rows, in nats.
-    pub mean_nll: f64,
-    /// Its difference from the first policy's.
-    pub difference: f64,
-    /// Standard error of that difference, from the spread between contexts.
-    pub difference_error: f64,
-    /// Scored rows.
-    pub rows: usize,
-    /// Share of the row-layers that ran, of those of all rows in all layers.
-    pub row_layers_share: f64,
 }
 
 /// What came of one context under one policy.
@@ -123,22 +139,20 @@ pub fn run(args: &PerplexityArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     for &policy in &args.policies {
         new_cache(&model, policy, longest, args.last_rows)?;
     }
-    let mut head = (!args.json).then(table_head);
+    // A measurement that fails leaves nothing half-written.
+    let mut scores = Vec::new();
     for windows in windows {
-        for score in args.scores(&model, &windows, io.watched)? {
-            // Only now: a model that fails on its first contexts leaves nothing half-written.
-            if let Some(head) = head.take() {
-                writeln!(io.out, "{head}")?;
-            }
-            if args.json {
-                serde_json::to_writer(&mut *io.out, &score).map_err(std::io::Error::from)?;
-                writeln!(io.out)?;
-            } else {
-                writeln!(io.out, "{}", table_line(&score))?;
-            }
-        }
-        io.out.flush()?;
+        scores.extend(args.scores(&model, &windows, io.watched)?);
     }
+    if args.json {
+        for score in &scores {
+            serde_json::to_writer(&mut *io.out, score).map_err(std::io::Error::from)?;
+            writeln!(io.out)?;
+        }
+    } else {
+        write!(io.out, "{}", score_table(&scores))?;
+    }
+    io.out.flush()?;
     Ok(())
 }
 
@@ -165,14 +179,20 @@ impl PerplexityArgs {
         windows: &[Window<'_>],
         watched: bool,
     ) -> anyhow::Result<Vec<Score>> {
+        let len = windows[0].context.len();
         let bar = progress::contexts(watched, windows.len() * self.policies.len());
         let mut scores = Vec::with_capacity(self.policies.len());
         let mut first: Option<Vec<f64>> = None;
         for &policy in &self.policies {
             let mut measured = Vec::with_capacity(windows.len());
             for window in windows {
-                bar.set_message(format!("{policy} {}", window.context.len()));
-                measured.push(measure(model, policy, window)?);
+                bar.set_message(format!("{policy} {len}"));
+                let context = || {
+                    let tokens = count(window.context.len(), "token");
+                    let (file, start) = (window.file.display(), window.start);
+                    format!("--text {file}, {tokens} from token {start} on, policy {policy}")
+                };
+                measured.push(measure(model, policy, self.chunk, window).with_context(context)?);
                 bar.inc(1);
             }
             let nlls: Vec<f64> = measured.iter().map(|context| context.nll).collect();
@@ -189,11 +209,13 @@ impl PerplexityArgs {
                 .map(|context| context.row_layers_without_replay)
                 .sum();
             scores.push(Score {
-                context: windows[0].context.len(),
+                context_tokens: len,
                 policy: policy.to_string(),
-                mean_nll: mean_and_error(nlls.iter().copied()).0,
-                difference,
-                difference_error,
+                chunk_tokens: self.chunk.map_or(len, |chunk| len.min(chunk.get())),
+                contexts: windows.len(),
+                mean_nll_nats: mean_and_error(nlls.iter().copied()).0,
+                difference_nats: difference,
+                difference_error_nats: difference_error,
                 rows: windows.iter().map(|window| window.targets.len()).sum(),
                 row_layers_share: run as f64 / all as f64,
             });
@@ -222,8 +244,13 @@ fn new_cache(
         .map_err(|error| blame(error, || format!("--policies {policy}")))
 }
 
-/// Prefills a context in one step and scores its last rows.
-fn measure(model: &Model, policy: ReplayPolicy, window: &Window<'_>) -> anyhow::Result<Measured> {
+/// Prefills a context, a chunk at a time, and scores its last rows.
+fn measure(
+    model: &Model,
+    policy: ReplayPolicy,
+    chunk: Option<NonZeroUsize>,
+    window: &Window<'_>,
+) -> anyhow::Result<Measured> {
     let prompt_len = window.context.len();
     let rows = window.targets.len();
     let sampled = NonZeroU32::new(rows as u32).context("no rows to score")?;
@@ -232,50 +259,51 @@ fn measure(model: &Model, policy: ReplayPolicy, window: &Window<'_>) -> anyhow::
         prompt_len,
         keeps_rows: false,
     })?;
-    let requests = [StepRequest {
-        sequence,
-        tokens: &window.context,
-        logits: LogitRows::Tail(rows),
-    }];
-    let output = model.forward(&requests, &mut cache)?;
-    let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
-    let mut nll = 0.0;
-    for (row, id) in logits.iter().zip(window.targets) {
-        nll -= f64::from(log_softmax_at(row, *id)?);
+    let mut measured = Measured {
+        nll: 0.0,
+        row_layers: 0,
+        row_layers_without_replay: 0,
+    };
+    let (mut end, mut targets) = (0, window.targets);
+    for tokens in window
+        .context
+        .chunks(chunk.map_or(prompt_len, NonZeroUsize::get))
+    {
+        end += tokens.len();
+        // The scored rows may begin in an earlier chunk than the last.
+        let scored = (end + rows).saturating_sub(prompt_len).min(tokens.len());
+        let logits = LogitRows::Tail(scored);
+        let requests = [StepRequest {
+            sequence,
+            tokens,
+            logits,
+        }];
+        let output = model.forward(&requests, &mut cache)?;
+        let (here, later) = targets.split_at(scored);
+        let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
+        for ((row, id), position) in logits.iter().zip(here).zip(end - scored..) {
+            let nll = -f64::from(log_softmax_at(row, *id)?);
+            ensure!(
+                nll.is_finite(),
+                "the negative log-likelihood of token {id} after position {position} is {nll}: \
+                 expected a finite number"
+            );
+            measured.nll += nll / rows as f64;
+        }
+        targets = later;
+        measured.row_layers += output.stats.row_layers();
+        measured.row_layers_without_replay += output.stats.row_layers_without_replay();
     }
-    Ok(Measured {
-        nll: nll / rows as f64,
-        row_layers: output.stats.row_layers(),
-        row_layers_without_replay: output.stats.row_layers_without_replay(),
-    })
+    Ok(measured)
 }
 
-/// The mean, and its standard error: 0 of a single value.
-fn mean_and_error(values: impl ExactSizeIterator<Item = f64> + Clone) -> (f64, f64) {
+/// The mean, and its standard error if there are two values or more.
+fn mean_and_error(values: impl ExactSizeIterator<Item = f64> + Clone) -> (f64, Option<f64>) {
     let count = values.len() as f64;
     let mean = values.clone().sum::<f64>() / count;
     let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
-    (mean, (squares / (count - 1.0).max(1.0) / count).sqrt())
-}
-
-fn table_head() -> String {
-    format!(
-        "{:>7}  {:<11}  {:>8}  {:>10}  {:>18}  {:>10}",
-        "context", "policy", "mean nll", "perplexity", "difference", "row-layers"
-    )
-}
-
-fn table_line(score: &Score) -> String {
-    format!(
-        "{:>7}  {:<11}  {:>8.4}  {:>10.2}  {:>+8.4} ± {:.4}  {:>8.1} %",
-        score.context,
-        score.policy,
-        score.mean_nll,
-        score.mean_nll.exp(),
-        score.difference,
-        score.difference_error,
-        100.0 * score.row_layers_share
-    )
+    let error = (squares / (count - 1.0) / count).sqrt();
+    (mean, (count > 1.0).then_some(error))
 }
 
 #[cfg(test)]
@@ -284,27 +312,10 @@ mod tests {
 
     #[test]
     fn means_have_errors() {
-        assert_eq!(mean_and_error([2.0].into_iter()), (2.0, 0.0));
+        assert_eq!(mean_and_error([2.0].into_iter()), (2.0, None));
         let (mean, error) = mean_and_error([1.0, 2.0, 3.0, 6.0].into_iter());
         assert!((mean - 3.0).abs() < 1e-12);
         // Variance 14 / 3, over four values.
-        assert!((error - (14.0_f64 / 12.0).sqrt()).abs() < 1e-12);
-    }
-
-    #[test]
-    fn the_table_lines_up() {
-        let score = Score {
-            context: 2048,
-            policy: "prompt-tail".into(),
-            mean_nll: 3.5,
-            difference: -0.012,
-            difference_error: 0.0034,
-            rows: 64,
-            row_layers_share: 0.507,
-        };
-        insta::assert_snapshot!(format!("{}\n{}", table_head(), table_line(&score)), @r"
-        context  policy       mean nll  perplexity          difference  row-layers
-           2048  prompt-tail    3.5000       33.12   -0.0120 ± 0.0034      50.7 %
-        ");
+        assert!((error.unwrap() - (14.0_f64 / 12.0).sqrt()).abs() < 1e-12);
     }
 }

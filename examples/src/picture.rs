@@ -4,7 +4,8 @@ use std::fmt;
 use std::ops::Range;
 
 use deepseek_model::StepStats;
-use indicatif::HumanCount;
+
+use crate::count;
 
 /// Which rows of one sequence ran in which layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,9 +171,7 @@ impl fmt::Display for Picture {
                 format!("layers {first:>digits$}-{last:<digits$}")
             };
             let cells: String = alike[0].cells.iter().map(|cell| cell.glyph()).collect();
-            let unit = if alike[0].rows == 1 { "row" } else { "rows" };
-            let rows = HumanCount(alike[0].rows as u64);
-            writeln!(f, "{name} │{cells}│ {rows} {unit}")?;
+            writeln!(f, "{name} │{cells}│ {}", count(alike[0].rows, "row"))?;
             first = last + 1;
         }
         Ok(())

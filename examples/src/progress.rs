@@ -16,7 +16,7 @@ pub fn loading(watched: bool) -> ProgressBar {
 pub fn prefill(watched: bool, tokens: usize) -> ProgressBar {
     bar(
         watched,
-        "{spinner} prefill {wide_bar} {human_pos}/{human_len} tokens",
+        "{spinner} prefill {wide_bar} tokens {human_pos}/{human_len}",
         tokens,
     )
 }
@@ -25,7 +25,7 @@ pub fn prefill(watched: bool, tokens: usize) -> ProgressBar {
 pub fn contexts(watched: bool, contexts: usize) -> ProgressBar {
     bar(
         watched,
-        "{spinner} {msg} {wide_bar} {pos}/{len} contexts",
+        "{spinner} {msg} {wide_bar} contexts {pos}/{len}",
         contexts,
     )
 }

@@ -7,15 +7,21 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use deepseek_model::tokenizer::check_ids;
 
+use crate::io;
 use crate::model::Checkpoint;
 
 /// Where prompts come from.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct PromptArgs {
     /// A prompt, with \n for a newline, \t for a tab and \\ for a backslash. Several make a batch.
+    ///
+    /// Any other backslash stays as it is. The beginning-of-text token comes first by itself; the
+    /// spelling of any special token of tokenizer.json becomes that token, here and in a file.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Vec<String>,
     /// A file that is a prompt, as it stands; - is standard input. Comes after every --prompt.
+    ///
+    /// Backslashes stay as they are, and so do line ends, the last one too.
     #[arg(long, value_name = "PATH")]
     pub prompt_file: Vec<PathBuf>,
 }
@@ -111,14 +117,12 @@ impl Prompt {
 }
 
 fn read(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<String> {
-    let bytes = if path.as_os_str() == "-" {
-        let mut bytes = Vec::new();
-        stdin.read_to_end(&mut bytes)?;
-        bytes
-    } else {
-        std::fs::read(path)?
-    };
-    String::from_utf8(bytes).context("not UTF-8 text")
+    if path.as_os_str() != "-" {
+        return io::read_text(path);
+    }
+    let mut bytes = Vec::new();
+    stdin.read_to_end(&mut bytes)?;
+    io::utf8(bytes)
 }
 
 /// Replaces `\n`, `\t` and `\\`; any other backslash stays, so that most texts need no thought.
@@ -153,7 +157,8 @@ mod tests {
 
     #[track_caller]
     fn refusal(args: &PromptArgs, stdin: &[u8]) -> String {
-        format!("{:#}", args.collect(&mut &*stdin).unwrap_err())
+        let here = std::env::current_dir().unwrap().display().to_string();
+        format!("{:#}", args.collect(&mut &*stdin).unwrap_err()).replace(&here, "HERE")
     }
 
     #[test]
@@ -196,11 +201,11 @@ mod tests {
     fn unreadable_files_are_named() {
         insta::assert_snapshot!(
             refusal(&args(&[], &[Path::new("no/such.txt")]), b""),
-            @"--prompt-file no/such.txt: No such file or directory (os error 2)"
+            @"--prompt-file no/such.txt: cannot read HERE/no/such.txt: No such file or directory (os error 2)"
         );
         insta::assert_snapshot!(
             refusal(&args(&[], &[Path::new("-")]), b"\xff"),
-            @"--prompt-file -: not UTF-8 text: invalid utf-8 sequence of 1 bytes from index 0"
+            @"--prompt-file -: expected UTF-8 text, got byte 0xff at offset 0"
         );
         insta::assert_snapshot!(
             refusal(&args(&[], &[Path::new("-"), Path::new("-")]), b"x"),

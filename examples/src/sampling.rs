@@ -6,27 +6,40 @@ use anyhow::Context;
 use deepseek_model::sampler::SamplingConfig;
 use serde::Deserialize;
 
+use crate::{parse_positive, parse_whole};
+
 /// How tokens are chosen.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct SamplingArgs {
-    /// Always choose the most probable token. This is also what happens where neither a flag nor
-    /// `generation_config.json` asks for anything else.
+    /// Always choose the most probable token.
+    ///
+    /// Without this flag and the next three, `generation_config.json` in the model directory
+    /// decides: tokens are drawn if it has "`do_sample`": true, and are the most probable ones if
+    /// not.
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     pub greedy: bool,
-    /// Divide the logits by this before drawing; 0 is greedy.
+    /// Divide the logits by this before drawing; 0 is greedy [default: that of
+    /// `generation_config.json` in the model directory, else 1].
     #[arg(long, value_name = "T", value_parser = parse_temperature, allow_negative_numbers = true)]
     pub temperature: Option<f64>,
-    /// Draw among the K most probable tokens only.
-    #[arg(long, value_name = "K", value_parser = parse_top_k, allow_negative_numbers = true)]
+    /// Draw among the K most probable tokens only [default: that of
+    /// `generation_config.json`, else all].
+    #[arg(long, value_name = "K", value_parser = parse_positive, allow_negative_numbers = true)]
     pub top_k: Option<usize>,
-    /// Draw among the most probable tokens that make up this share, above 0 and at most 1.
+    /// Draw among the most probable tokens that make up this share, above 0 and at most 1 [default:
+    /// that of `generation_config.json`, else 1].
     #[arg(long, value_name = "P", value_parser = parse_top_p, allow_negative_numbers = true)]
     pub top_p: Option<f64>,
     /// Seed of the random choices: the same seed gives the same text.
+    ///
+    /// Each prompt of a batch draws from a random stream of its own, made of the seed and the
+    /// prompt's number: which place it has changes what it draws, which prompts are beside it does
+    /// not.
     #[arg(
         long,
         value_name = "N",
         default_value_t = 0,
+        value_parser = parse_whole::<u64>,
         allow_negative_numbers = true
     )]
     pub seed: u64,
@@ -103,29 +116,26 @@ impl Recommended {
 }
 
 fn parse_temperature(text: &str) -> Result<f64, String> {
-    check(text, |temperature| SamplingConfig {
+    check(parse_number(text)?, |temperature| SamplingConfig {
         temperature,
         ..PLAIN
     })
 }
 
 fn parse_top_p(text: &str) -> Result<f64, String> {
-    check(text, |top_p| SamplingConfig { top_p, ..PLAIN })
-}
-
-fn parse_top_k(text: &str) -> Result<usize, String> {
-    check(text, |top_k| SamplingConfig {
-        top_k: Some(top_k),
+    check(parse_number(text)?, |top_p| SamplingConfig {
+        top_p,
         ..PLAIN
     })
 }
 
-/// Parses a number and lets the sampler judge it.
-fn check<N>(text: &str, config: impl FnOnce(N) -> SamplingConfig) -> Result<N, String>
-where
-    N: std::str::FromStr<Err: std::fmt::Display> + Copy,
-{
-    let number = text.parse().map_err(|error: N::Err| error.to_string())?;
+fn parse_number(text: &str) -> Result<f64, String> {
+    text.parse()
+        .map_err(|_| "expected a number, such as 0.7".to_owned())
+}
+
+/// Lets the sampler judge a number.
+fn check(number: f64, config: impl FnOnce(f64) -> SamplingConfig) -> Result<f64, String> {
     config(number)
         .validate()
         .map_err(|error| error.to_string())?;
@@ -225,7 +235,7 @@ mod tests {
         assert_eq!(parse_top_p("1"), Ok(1.0));
         insta::assert_snapshot!(parse_top_p("1.5").unwrap_err(), @"top_p is 1.5: expected above 0 and at most 1");
         insta::assert_snapshot!(parse_temperature("-1").unwrap_err(), @"temperature is -1: expected a finite number, 0 (greedy) or above");
-        insta::assert_snapshot!(parse_temperature("hot").unwrap_err(), @"invalid float literal");
-        insta::assert_snapshot!(parse_top_k("0").unwrap_err(), @"top_k is 0: expected 1 or above, or none for all tokens");
+        insta::assert_snapshot!(parse_temperature("hot").unwrap_err(), @"expected a number, such as 0.7");
+        insta::assert_snapshot!(parse_positive("0").unwrap_err(), @"expected a whole number, 1 or more");
     }
 }

@@ -1,15 +1,21 @@
 //! Stretches of held-out text to measure on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use deepseek_model::tokenizer::check_ids;
 
+use crate::count;
+use crate::io;
 use crate::model::Checkpoint;
 
 /// A context, and what really follows each of its last rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window<'a> {
+    /// The text's file.
+    pub file: &'a Path,
+    /// Where in the text, in tokens, the context begins.
+    pub start: usize,
     /// The beginning-of-text id, if the model has one, and a stretch of text.
     pub context: Vec<u32>,
     /// The tokens after the last rows, one per row.
@@ -31,7 +37,7 @@ impl Texts {
     /// not know.
     pub fn load(files: &[PathBuf], checkpoint: &Checkpoint) -> anyhow::Result<Self> {
         let read = |file: &PathBuf| {
-            let text = std::fs::read_to_string(file)?;
+            let text = io::read_text(file)?;
             let ids = checkpoint.tokenizer.encode(&text)?;
             check_ids(&ids, checkpoint.config.vocab_size)?;
             anyhow::Ok((file.clone(), ids))
@@ -45,39 +51,45 @@ impl Texts {
         })
     }
 
-    /// `count` windows of `len` tokens of each text, their beginnings spread evenly from one end
+    /// `windows_per_text` windows of `len` tokens of each text, their beginnings spread evenly from one end
     /// to the other, with the targets of the last `rows` rows.
     ///
     /// # Errors
-    /// A text is shorter than a window, or has fewer distinct windows than `count`.
+    /// A text is shorter than a window, or has fewer distinct windows than that.
     pub fn windows(
         &self,
         len: usize,
         rows: usize,
-        count: usize,
+        windows_per_text: usize,
     ) -> anyhow::Result<Vec<Window<'_>>> {
         let taken = len - usize::from(self.bos.is_some());
         let mut windows = Vec::new();
         for (file, text) in &self.texts {
-            let (file, tokens) = (file.display(), text.len());
+            let tokens = text.len();
             ensure!(
                 tokens > taken,
-                "--contexts {len}: expected more than {taken} tokens, --text {file} has {tokens}"
+                "--contexts {len}: expected more than {}, --text {} has {tokens}",
+                count(taken, "token"),
+                file.display()
             );
             let starts = tokens - taken;
             ensure!(
-                count <= starts,
-                "--windows {count}: expected at most {starts}, as many different contexts of {len} \
-                 tokens are in --text {file}"
+                windows_per_text <= starts,
+                "--windows {windows_per_text}: expected at most {starts}, --text {} has no more \
+                 contexts of {} that differ",
+                file.display(),
+                count(len, "token")
             );
             let last_start = starts - 1;
-            for window in 0..count {
-                let start = last_start * window / (count - 1).max(1);
+            for window in 0..windows_per_text {
+                let start = last_start * window / (windows_per_text - 1).max(1);
                 let end = start + taken;
                 let mut context: Vec<u32> = self.bos.into_iter().collect();
                 context.extend_from_slice(&text[start..end]);
                 // The row of the last token predicts the one behind it.
                 windows.push(Window {
+                    file,
+                    start,
                     context,
                     targets: &text[end + 1 - rows..=end],
                 });
@@ -110,6 +122,7 @@ mod tests {
         assert_eq!(windows[2].context, [104, 105, 106, 107, 108]);
         assert_eq!(windows[2].targets, [108, 109]);
         assert_eq!(windows[5].targets, [218, 219]);
+        assert_eq!((windows[4].file, windows[4].start), (Path::new("b.txt"), 7));
     }
 
     #[test]
@@ -135,6 +148,6 @@ mod tests {
         let starts: Vec<u32> = windows.iter().map(|window| window.context[0]).collect();
         assert_eq!(starts, [100, 101, 102, 200, 206, 212]);
         let error = texts.windows(7, 1, u32::MAX as usize).unwrap_err();
-        insta::assert_snapshot!(error, @"--windows 4294967295: expected at most 3, as many different contexts of 7 tokens are in --text a.txt");
+        insta::assert_snapshot!(error, @"--windows 4294967295: expected at most 3, --text a.txt has no more contexts of 7 tokens that differ");
     }
 }

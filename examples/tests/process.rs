@@ -73,9 +73,12 @@ fn errors_have_exit_codes_and_one_line() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(
-        texts(&output),
-        ("", "error: --model no/such: there is no such directory\n")
+    let (out, err) = texts(&output);
+    assert_eq!(out, "");
+    assert!(
+        err.starts_with("error: --model no/such: expected a directory, there is none at /")
+            && err.ends_with("/no/such\n"),
+        "{err}"
     );
 
     let output = program("perplexity")
@@ -87,5 +90,74 @@ fn errors_have_exit_codes_and_one_line() {
         texts(&output)
             .1
             .starts_with("error: invalid value '0' for '--last-rows <N>'")
+    );
+}
+
+/// The arguments of a run that prints one token.
+#[cfg(unix)]
+const ONE_TOKEN: [&str; 4] = ["--prompt", "a", "--max-new-tokens", "1"];
+
+/// `name` with `flags`, its standard output redirected as the shell says.
+#[cfg(unix)]
+fn redirected(name: &str, flags: &[&str], redirection: &str) -> Output {
+    let program = program(name);
+    Command::new("sh")
+        .args(["-c", &format!(r#"exec "$0" "$@" {redirection}"#)])
+        .arg(program.get_program())
+        .args(flags)
+        .current_dir(program.get_current_dir().unwrap())
+        .output()
+        .unwrap()
+}
+
+/// The standard library takes a closed standard output for `/dev/null`, and one that is not open for
+/// writing as well.
+#[cfg(unix)]
+#[test]
+fn a_result_that_goes_nowhere_is_an_error() {
+    for (name, flags) in [
+        ("generate", &ONE_TOKEN[..]),
+        ("generate", &["--help"]),
+        ("perplexity", &[]),
+    ] {
+        let output = redirected(name, flags, ">&-");
+        assert_eq!(output.status.code(), Some(1), "{name} {flags:?}");
+        let message = "error: standard output is closed: expected a place for the result\n";
+        assert_eq!(texts(&output).1, message, "{name} {flags:?}");
+    }
+    let output = redirected("generate", &ONE_TOKEN, "1</dev/null");
+    assert_eq!(output.status.code(), Some(1));
+    let message = "error: standard output: Bad file descriptor (os error 9)\n";
+    assert_eq!(texts(&output).1, message);
+}
+
+/// `/dev/null` that was asked for, however it was opened.
+#[cfg(unix)]
+#[test]
+fn a_result_that_nobody_wants_is_no_error() {
+    for redirection in [">/dev/null", "1<>/dev/null"] {
+        let output = redirected("generate", &ONE_TOKEN, redirection);
+        assert!(
+            output.status.success(),
+            "{redirection}: {}",
+            texts(&output).1
+        );
+    }
+}
+
+/// Rayon would start them all and never come to an end.
+#[test]
+fn an_absurd_number_of_threads_is_refused() {
+    let output = program("generate")
+        .args(["--prompt", "a"])
+        .env("RAYON_NUM_THREADS", "1000000")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let (out, err) = texts(&output);
+    assert_eq!(out, "");
+    assert!(
+        err.starts_with("error: RAYON_NUM_THREADS=1000000: expected a number of threads, at most "),
+        "{err}"
     );
 }

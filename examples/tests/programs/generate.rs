@@ -1,6 +1,8 @@
 //! What `generate` prints.
 
+use clap::CommandFactory;
 use deepseek_model::tokenizer::Tokenizer;
+use replay_examples::generate::GenerateArgs;
 use serde_json::Value;
 
 use crate::{demo, generate, generate_on, records, root};
@@ -21,7 +23,7 @@ fn a_single_prompt_streams_the_text_that_json_holds() {
     );
     assert_eq!(record["ids"].as_array().unwrap().len(), 12);
     assert_eq!(record["finish"], "length");
-    assert_eq!(record.get("logprobs"), None);
+    assert_eq!(record.get("logprobs_nats"), None);
     let names: Vec<_> = summary
         .lines()
         .map(|line| line.split_whitespace().next())
@@ -103,17 +105,91 @@ fn log_probabilities_cover_prompt_and_output() {
     let (json, _) = generate(&[&flags[..], &["--json"]].concat()).ok();
     let [record] = records(&json).try_into().unwrap();
     let count = |field: &str| record[field].as_array().unwrap().len();
-    assert_eq!(count("prompt_logprobs"), count("prompt_ids"));
-    assert_eq!(record["prompt_logprobs"][0], Value::Null);
-    assert!(record["prompt_logprobs"][1].as_f64().unwrap() < 0.0);
-    assert_eq!((count("logprobs"), count("ids")), (4, 4));
+    assert_eq!(count("prompt_logprobs_nats"), count("prompt_ids"));
+    assert_eq!(record["prompt_logprobs_nats"][0], Value::Null);
+    assert!(record["prompt_logprobs_nats"][1].as_f64().unwrap() < 0.0);
+    assert_eq!((count("logprobs_nats"), count("ids")), (4, 4));
+    documents_every_field(&record);
 
     let (text, _) = generate(&flags).ok();
     let table: Vec<_> = text
         .lines()
-        .skip_while(|line| !line.ends_with("  \"<｜begin▁of▁sentence｜>\""))
+        .skip_while(|line| !line.starts_with("log-probability, in nats, of each token"))
         .collect();
-    assert!(table.len() > 4 + count("ids"), "{text}");
+    assert!(
+        table[1].ends_with("  \"<｜begin▁of▁sentence｜>\""),
+        "{text}"
+    );
+    assert!(table.len() > 5 + count("ids"), "{text}");
+}
+
+fn documents_every_field(record: &Value) {
+    let help = GenerateArgs::command().render_long_help().to_string();
+    for field in record.as_object().unwrap().keys() {
+        assert!(help.contains(field), "--help does not name {field}");
+    }
+}
+
+/// A cap that nobody sees would be a wrong answer, were it to change one.
+#[test]
+fn the_smaller_chunks_of_log_probabilities_change_nothing() {
+    let prompt = "It is the hour of day. ".repeat(100);
+    let run = |chunk| {
+        let flags = ["--logprobs", "--json", "--max-new-tokens", "2", "--greedy"];
+        let flags = [&flags[..], &["--prompt", &prompt, "--chunk", chunk]].concat();
+        let [mut record] = records(&generate(&flags).ok().0).try_into().unwrap();
+        record["time_to_first_token_s"] = Value::Null;
+        record
+    };
+    let record = run("8192");
+    assert!(record["prompt_ids"].as_array().unwrap().len() > 512);
+    assert_eq!(record, run("512"));
+}
+
+/// Not even an empty line; but what was asked for beside the text.
+#[test]
+fn no_new_tokens_print_no_text() {
+    let flags = ["--max-new-tokens", "0", "--prompt", "And God said"];
+    assert_eq!(generate(&flags).ok().0, "");
+    let two = [&flags[..], &["--prompt", MACBETH]].concat();
+    assert_eq!(generate(&two).ok().0, "");
+
+    let first = |flags: &[&str]| {
+        let (text, _) = generate(&[flags, &["--logprobs"]].concat()).ok();
+        text.lines().take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let title = "log-probability, in nats, of each token";
+    assert!(first(&flags)[0].starts_with(title));
+    assert!(first(&two)[0].starts_with("===") && first(&two)[1].starts_with(title));
+}
+
+/// The first token of a text comes with its prefill; the summary says so.
+#[test]
+fn the_summary_counts_every_token_that_was_chosen() {
+    let flags = [
+        "--max-new-tokens",
+        "3",
+        "--greedy",
+        "--prompt",
+        "And God said",
+    ];
+    let (_, summary) = generate(&flags).ok();
+    let decode = summary.lines().nth(1).unwrap();
+    assert!(decode.starts_with("decode   2 of 3 tokens"), "{summary}");
+    assert!(
+        decode.ends_with("; the other came with the prefill"),
+        "{summary}"
+    );
+}
+
+#[test]
+fn a_special_token_can_be_spelled_in_a_prompt() {
+    let flags = ["--json", "--max-new-tokens", "0"];
+    let flags = [&flags[..], &["--prompt", r"a<｜end▁of▁sentence｜>\n\d"]].concat();
+    let [record] = records(&generate(&flags).ok().0).try_into().unwrap();
+    assert_eq!(record["prompt"], "a<｜end▁of▁sentence｜>\n\\d");
+    let ids = record["prompt_ids"].as_array().unwrap();
+    assert!(ids.contains(&Value::from(1)), "{ids:?}");
 }
 
 /// The bounded policy runs a window of rows in the six layers from the cut on.
@@ -130,7 +206,7 @@ fn explain_draws_the_rows_that_ran() {
         file.to_str().unwrap(),
     ];
     let (text, err) = generate(&flags).ok();
-    assert_eq!(text, "\n");
+    assert_eq!(text, "");
     let lines: Vec<&str> = err
         .lines()
         .filter(|line| line.starts_with("layer"))
@@ -168,7 +244,7 @@ fn chunks_change_nothing() {
         ];
         let (json, _) = generate(&[&flags[..], &["--no-activation-rounding"]].concat()).ok();
         let [mut record] = records(&json).try_into().unwrap();
-        record["time_to_first_token"] = Value::Null;
+        record["time_to_first_token_s"] = Value::Null;
         record
     };
     assert_eq!(run("50"), run("8192"));

@@ -62,6 +62,29 @@ pub(crate) fn broken_demo() -> TempDir {
     dir
 }
 
+/// A demo checkpoint of finite weights that gives one token no probability at all after the rows
+/// whose final column 0 is above zero, and leaves the others alike.
+pub(crate) fn demo_that_rules_out(id: u32) -> TempDir {
+    let dir = copy_of_demo();
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let weights = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let start = |data: &[u8]| data.as_ptr() as usize - bytes.as_ptr() as usize;
+    let (norm, head) = (
+        weights.tensor("norm.weight").unwrap(),
+        weights.tensor("head.weight").unwrap(),
+    );
+    let (norm_at, head_at) = (start(norm.data()), start(head.data()));
+    let (head_len, width) = (head.data().len(), head.shape()[1]);
+    let head: &mut [[u8; 4]] = bytes[head_at..head_at + head_len].as_chunks_mut().0;
+    head.fill(0f32.to_le_bytes());
+    head[id as usize * width] = (-1e38f32).to_le_bytes();
+    let bf16 = (1e20f32.to_bits() >> 16) as u16;
+    bytes[norm_at..norm_at + 2].copy_from_slice(&bf16.to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
+    dir
+}
+
 /// A demo checkpoint cut off after its last KV source.
 pub(crate) fn demo_without_replay() -> TempDir {
     let dir = copy_of_demo();
@@ -134,7 +157,10 @@ impl Run {
             ("", ""),
             "half-written output"
         );
-        format!("{error:#}").replace(model, "DEMO")
+        let here = std::env::current_dir().unwrap().display().to_string();
+        format!("{error:#}")
+            .replace(model, "DEMO")
+            .replace(&here, "HERE")
     }
 }
 

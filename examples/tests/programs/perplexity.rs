@@ -1,17 +1,28 @@
 //! What `perplexity` measures and refuses.
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use deepseek_model::tokenizer::Tokenizer;
 use replay_examples::perplexity::{PerplexityArgs, run};
+use serde_json::Value;
 
-use crate::{Run, broken_demo, demo, demo_without_replay, records, root};
+use crate::{Run, broken_demo, demo, demo_that_rules_out, demo_without_replay, records, root};
+
+/// The folder of texts as messages show it.
+const DATA: &str = "HERE/../examples/perplexity/data";
+
+fn data() -> String {
+    root()
+        .join("examples/perplexity/data")
+        .display()
+        .to_string()
+}
 
 fn perplexity(flags: &[&str]) -> Run {
     perplexity_on(&demo(), flags)
 }
 
 fn perplexity_on(model: &str, flags: &[&str]) -> Run {
-    let texts = root().join("examples/perplexity/data");
-    let text = texts.join("tempest.txt").display().to_string();
+    let text = data() + "/tempest.txt";
     let fixed = ["perplexity", "--model", model, "--text", &text];
     let args = PerplexityArgs::try_parse_from(fixed.iter().chain(flags)).unwrap();
     Run::of("", |io| run(&args, io))
@@ -32,14 +43,21 @@ fn policies_differ_as_they_should() {
     );
     for scores in scores.chunks(3) {
         let field = |policy: usize, field: &str| scores[policy][field].as_f64().unwrap();
-        assert!((2.0..6.0).contains(&field(0, "mean_nll")), "{scores:?}");
+        assert!(
+            (2.0..6.0).contains(&field(0, "mean_nll_nats")),
+            "{scores:?}"
+        );
         assert_eq!(
-            (field(0, "difference"), field(0, "row_layers_share")),
+            (field(0, "difference_nats"), field(0, "row_layers_share")),
             (0.0, 1.0)
         );
-        assert!(field(1, "difference").abs() < 0.3, "{scores:?}");
-        assert!(field(2, "difference").abs() < 5e-3, "{scores:?}");
+        assert!(field(1, "difference_nats").abs() < 0.3, "{scores:?}");
+        assert!(field(2, "difference_nats").abs() < 5e-3, "{scores:?}");
         assert_eq!(field(1, "rows"), 24.0);
+    }
+    let help = PerplexityArgs::command().render_long_help().to_string();
+    for field in scores[0].as_object().unwrap().keys() {
+        assert!(help.contains(field), "--help does not name {field}");
     }
     let share = scores[4]["row_layers_share"].as_f64().unwrap();
     assert!(
@@ -51,25 +69,96 @@ fn policies_differ_as_they_should() {
 #[test]
 fn perplexity_prints_a_table() {
     let (table, _) = perplexity(&["--contexts", "32", "--windows", "1", "--policies", "off"]).ok();
-    assert_eq!(table.lines().count(), 2, "{table}");
-    assert!(table.starts_with("context  policy"), "{table}");
+    let lines: Vec<_> = table.lines().collect();
+    assert_eq!(lines.len(), 3, "{table}");
+    assert!(lines[0].starts_with("context  policy"), "{table}");
+    assert!(lines[1].contains(" 0.0000 ± n/a "), "{table}");
+    assert!(
+        lines[2].ends_with(", ± n/a, as one context has no standard error"),
+        "{table}"
+    );
+}
+
+/// The policies as `Score`s by chunk.
+fn by_chunk(chunk: Option<&str>) -> Vec<Value> {
+    let flags = ["--contexts", "96", "--windows", "2", "--json"];
+    let policies = ["--policies", "off,step-tail,prompt-tail,exact"];
+    let chunk = chunk.map(|chunk| ["--chunk", chunk]);
+    let flags = [
+        &flags[..],
+        &policies,
+        chunk.as_ref().map_or(&[], |c| &c[..]),
+    ]
+    .concat();
+    records(&perplexity(&flags).ok().0)
+}
+
+/// In one chunk `StepTail` is `PromptTail`; in several it runs more rows, and nothing else changes.
+#[test]
+fn chunks_matter_to_step_tail_alone() {
+    let field = |scores: &[Value], field: &str| -> Vec<f64> {
+        scores
+            .iter()
+            .map(|score| score[field].as_f64().unwrap())
+            .collect()
+    };
+    let whole = by_chunk(None);
+    let (nlls, shares) = (
+        field(&whole, "mean_nll_nats"),
+        field(&whole, "row_layers_share"),
+    );
+    assert_eq!((nlls[1], shares[1]), (nlls[2], shares[2]));
+    assert_eq!(field(&whole, "chunk_tokens"), [96.0; 4]);
+    assert_eq!(by_chunk(Some("4096")), whole);
+
+    // A last chunk of 46 rows, of one, and of fewer than are scored.
+    for chunk in ["50", "95", "13"] {
+        let cut = by_chunk(Some(chunk));
+        assert_eq!(
+            field(&cut, "chunk_tokens"),
+            [chunk.parse::<f64>().unwrap(); 4]
+        );
+        let (cut_nlls, cut_shares) = (
+            field(&cut, "mean_nll_nats"),
+            field(&cut, "row_layers_share"),
+        );
+        for policy in [0, 2, 3] {
+            let moved = (cut_nlls[policy] - nlls[policy]).abs();
+            assert!(moved < 5e-3, "{chunk}: policy {policy} by {moved}");
+            assert_eq!(
+                cut_shares[policy], shares[policy],
+                "{chunk}: policy {policy}"
+            );
+        }
+        assert!(cut_shares[1] > shares[1], "{chunk}");
+    }
+}
+
+/// The shorter contexts go well: nothing of them may be out when the longer one fails.
+#[test]
+fn a_length_that_fails_leaves_no_part_of_the_table() {
+    let text = std::fs::read_to_string(data() + "/tempest.txt");
+    let ids = Tokenizer::load(demo()).unwrap().encode(&text.unwrap());
+    // The token behind the longer context, whose first is not of the text.
+    let model = demo_that_rules_out(ids.unwrap()[31]);
+    let model = model.path().to_str().unwrap();
+    let flags = ["--windows", "1", "--last-rows", "1", "--contexts"];
+    perplexity_on(model, &[&flags[..], &["16"]].concat()).ok();
+    let refused = perplexity_on(model, &[&flags[..], &["16,32"]].concat()).refused_at(model);
+    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--text DATA/tempest.txt, 32 tokens from token 0 on, policy off: the negative log-likelihood of token 34 after position 31 is inf: expected a finite number");
 }
 
 #[test]
 fn perplexity_refuses_what_it_cannot_measure() {
     insta::assert_snapshot!(perplexity(&["--contexts", "5000"]).refused(), @"--contexts 5000: expected 8 (--last-rows) to 4096 tokens (max_position_embeddings)");
     insta::assert_snapshot!(perplexity(&["--contexts", "64,4"]).refused(), @"--contexts 4: expected 8 (--last-rows) to 4096 tokens (max_position_embeddings)");
-    insta::assert_snapshot!(perplexity(&["--text", "no/such"]).refused(), @"--text no/such: No such file or directory (os error 2)");
+    insta::assert_snapshot!(perplexity(&["--text", "no/such"]).refused(), @"--text no/such: cannot read HERE/no/such: No such file or directory (os error 2)");
 }
 
 #[test]
 fn more_windows_than_the_text_has_are_refused() {
-    let text = root()
-        .join("examples/perplexity/data")
-        .display()
-        .to_string();
     let refused = perplexity(&["--windows", "4294967295"]).refused();
-    insta::assert_snapshot!(refused.replace(&text, "DATA"), @"--windows 4294967295: expected at most 38461, as many different contexts of 128 tokens are in --text DATA/tempest.txt");
+    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--windows 4294967295: expected at most 38461, --text DATA/tempest.txt has no more contexts of 128 tokens that differ");
 }
 
 #[test]
@@ -88,17 +177,23 @@ fn a_model_that_computes_no_numbers_is_refused() {
     let flags = ["--contexts", "16", "--windows", "1"];
     let refused = perplexity_on(model, &flags).refused_at(model);
     // Which of the two logits it is hangs on a sign.
-    let refused = refused.replace("token 1", "token 0");
-    insta::assert_snapshot!(refused, @"the logit of token 0 is inf: expected a number below infinity");
+    let refused = refused.replace("the logit of token 1", "the logit of token 0");
+    let refused = refused.replace(DATA, "DATA");
+    insta::assert_snapshot!(refused, @"--text DATA/tempest.txt, 16 tokens from token 0 on, policy off: the logit of token 0 is inf: expected a number below infinity");
 }
 
 #[test]
-fn negative_numbers_are_refused_by_name() {
-    let refuse = |flag| {
-        let error = PerplexityArgs::try_parse_from(["perplexity", flag, "-1"]).unwrap_err();
+fn numbers_that_cannot_be_are_refused_by_name() {
+    let refuse = |flag, value| {
+        let error = PerplexityArgs::try_parse_from(["perplexity", flag, value]).unwrap_err();
         error.to_string().lines().next().unwrap().to_owned()
     };
-    insta::assert_snapshot!(refuse("--contexts"), @"error: invalid value '-1' for '--contexts <N>': invalid digit found in string");
-    insta::assert_snapshot!(refuse("--last-rows"), @"error: invalid value '-1' for '--last-rows <N>': invalid digit found in string");
-    insta::assert_snapshot!(refuse("--windows"), @"error: invalid value '-1' for '--windows <N>': invalid digit found in string");
+    insta::assert_snapshot!(refuse("--contexts", "-1"), @"error: invalid value '-1' for '--contexts <N>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse("--contexts", "128,,512"), @"error: invalid value '' for '--contexts <N>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse("--last-rows", "0"), @"error: invalid value '0' for '--last-rows <N>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse("--last-rows", "4294967296"), @"error: invalid value '4294967296' for '--last-rows <N>': expected a smaller number");
+    insta::assert_snapshot!(refuse("--windows", "0"), @"error: invalid value '0' for '--windows <N>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse("--windows", "-1"), @"error: invalid value '-1' for '--windows <N>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse("--chunk", "0"), @"error: invalid value '0' for '--chunk <N>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse("--chunk", "all"), @"error: invalid value 'all' for '--chunk <N>': expected a whole number, 1 or more");
 }

@@ -58,8 +58,8 @@ fn bad_input_is_refused_before_any_output() {
     insta::assert_snapshot!(generate(&["--prompt", ""]).refused(), @"--prompt number 1: the prompt is empty");
     insta::assert_snapshot!(generate(&["--prompt", &long]).refused(), @"--prompt number 1: the prompt has 5003 tokens, the model takes 4096 (max_position_embeddings)");
     insta::assert_snapshot!(generate(&["--prompt", "a", "--device", "cuda:0"]).refused(), @"--device cuda:0: this program was built without CUDA: the decoder runs on the cpu so far");
-    insta::assert_snapshot!(generate_on("no/such", &["--prompt", "a"], "").refused(), @"--model no/such: there is no such directory");
-    insta::assert_snapshot!(generate(&["--prompt-file", "no/such"]).refused(), @"--prompt-file no/such: No such file or directory (os error 2)");
+    insta::assert_snapshot!(generate_on("no/such", &["--prompt", "a"], "").refused(), @"--model no/such: expected a directory, there is none at HERE/no/such");
+    insta::assert_snapshot!(generate(&["--prompt-file", "no/such"]).refused(), @"--prompt-file no/such: cannot read HERE/no/such: No such file or directory (os error 2)");
 }
 
 /// A tokenizer that has more tokens than the embedding has rows.
@@ -157,15 +157,18 @@ fn flags_out_of_range_are_refused_by_name() {
         assert_eq!(error.exit_code(), 2);
         error.to_string().lines().next().unwrap().to_owned()
     };
-    insta::assert_snapshot!(refuse(&["--chunk", "0"]), @"error: invalid value '0' for '--chunk <N>': expected 1 row or more");
+    insta::assert_snapshot!(refuse(&["--chunk", "0"]), @"error: invalid value '0' for '--chunk <N>': expected a whole number, 1 or more");
     insta::assert_snapshot!(refuse(&["--top-p", "1.5"]), @"error: invalid value '1.5' for '--top-p <P>': top_p is 1.5: expected above 0 and at most 1");
-    insta::assert_snapshot!(refuse(&["--top-k", "0"]), @"error: invalid value '0' for '--top-k <K>': top_k is 0: expected 1 or above, or none for all tokens");
+    insta::assert_snapshot!(refuse(&["--top-k", "0"]), @"error: invalid value '0' for '--top-k <K>': expected a whole number, 1 or more");
     insta::assert_snapshot!(refuse(&["--temperature", "-1"]), @"error: invalid value '-1' for '--temperature <T>': temperature is -1: expected a finite number, 0 (greedy) or above");
-    insta::assert_snapshot!(refuse(&["--top-k", "-1"]), @"error: invalid value '-1' for '--top-k <K>': invalid digit found in string");
+    insta::assert_snapshot!(refuse(&["--top-k", "-1"]), @"error: invalid value '-1' for '--top-k <K>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse(&["--temperature", "hot"]), @"error: invalid value 'hot' for '--temperature <T>': expected a number, such as 0.7");
+    insta::assert_snapshot!(refuse(&["--seed", "18446744073709551616"]), @"error: invalid value '18446744073709551616' for '--seed <N>': expected a smaller number");
+    insta::assert_snapshot!(refuse(&["--max-new-tokens", "many"]), @"error: invalid value 'many' for '--max-new-tokens <N>': expected a whole number, 0 or more");
     insta::assert_snapshot!(refuse(&["--top-p", "-0.5"]), @"error: invalid value '-0.5' for '--top-p <P>': top_p is -0.5: expected above 0 and at most 1");
-    insta::assert_snapshot!(refuse(&["--seed", "-1"]), @"error: invalid value '-1' for '--seed <N>': invalid digit found in string");
-    insta::assert_snapshot!(refuse(&["--chunk", "-1"]), @"error: invalid value '-1' for '--chunk <N>': invalid digit found in string");
-    insta::assert_snapshot!(refuse(&["--max-new-tokens", "-1"]), @"error: invalid value '-1' for '--max-new-tokens <N>': invalid digit found in string");
+    insta::assert_snapshot!(refuse(&["--seed", "-1"]), @"error: invalid value '-1' for '--seed <N>': expected a whole number, 0 or more");
+    insta::assert_snapshot!(refuse(&["--chunk", "-1"]), @"error: invalid value '-1' for '--chunk <N>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse(&["--max-new-tokens", "-1"]), @"error: invalid value '-1' for '--max-new-tokens <N>': expected a whole number, 0 or more");
     insta::assert_snapshot!(refuse(&["--temperature", "nan"]), @"error: invalid value 'nan' for '--temperature <T>': temperature is NaN: expected a finite number, 0 (greedy) or above");
     insta::assert_snapshot!(refuse(&["--replay", "some"]), @r#"error: invalid value 'some' for '--replay <POLICY>': no replay policy is called "some": expected off, step-tail, prompt-tail or exact"#);
     insta::assert_snapshot!(refuse(&["--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': expected cpu or cuda:N, N the number of a GPU");
