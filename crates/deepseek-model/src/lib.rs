@@ -17,12 +17,15 @@
 //! use std::num::NonZeroUsize;
 //!
 //! use deepseek_model::{GenerateOptions, Generator, Model, ModelOptions, ReplayPolicy};
-//! use deepseek_model::sampler::SamplingConfig;
+//! use deepseek_model::{sampler::SamplingConfig, tokenizer::Tokenizer};
 //!
 //! let dir = "tests/data/bf16-s1".as_ref(); // a tiny random checkpoint
 //! let model = Model::load(dir, ModelOptions::default(), &|_progress| {})?;
 //!
-//! let prompt: Vec<u32> = (3..83).collect();
+//! let tokenizer = Tokenizer::load(dir)?;
+//! let bos = model.config().bos_token_id.expect("this model has one");
+//! let text = "Life's but a walking shadow, a poor player that struts and frets his hour";
+//! let prompt = tokenizer.encode_with_bos(bos, text)?;
 //! let options = GenerateOptions {
 //!     policy: ReplayPolicy::PromptTail,
 //!     chunk: NonZeroUsize::new(32).unwrap(),
@@ -37,8 +40,10 @@
 //!         println!("{event:?}");
 //!     }
 //! }
-//! assert_eq!(generator.results().next().unwrap().ids.len(), 4);
-//! // Four of nine layers ran on the last 8 of 80 rows.
+//! let result = generator.results().next().unwrap();
+//! assert_eq!(result.ids.len(), 4);
+//! println!("{text}{}", tokenizer.decode(&result.ids)?);
+//! // Four of nine layers ran on the last 8 rows of the prompt.
 //! let cost = generator.summary();
 //! assert!(cost.row_layers < cost.row_layers_without_replay * 7 / 10);
 //! # Ok::<(), deepseek_model::Error>(())

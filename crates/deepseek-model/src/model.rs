@@ -141,6 +141,64 @@ impl Model {
 
     /// Runs one packed step: the next tokens of each request, prefill chunks and decode rows mixed.
     ///
+    /// Two prompts, prefilled together in chunks of 32 rows each; of the last chunk of a prompt the
+    /// last row is read:
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    ///
+    /// use deepseek_model::{
+    ///     CacheOptions, LogitRows, Model, ModelOptions, ReplayPolicy, SequenceOptions, StepRequest,
+    ///     sampler::{Sampler, SamplingConfig}, tokenizer::Tokenizer,
+    /// };
+    ///
+    /// let dir = "tests/data/bf16-s1".as_ref(); // a tiny random checkpoint
+    /// let model = Model::load(dir, ModelOptions::default(), &|_progress| {})?;
+    /// let tokenizer = Tokenizer::load(dir)?;
+    /// let bos = model.config().bos_token_id.expect("this model has one");
+    /// let prompts = [
+    ///     tokenizer.encode_with_bos(bos, "To-morrow, and to-morrow, and to-morrow, creeps in")?,
+    ///     tokenizer.encode_with_bos(bos, "Out, out, brief candle!")?,
+    /// ];
+    ///
+    /// let mut cache = model.new_cache(CacheOptions {
+    ///     max_sequences: 2,
+    ///     max_tokens: 512,
+    ///     policy: ReplayPolicy::PromptTail,
+    ///     sampled_rows: NonZeroU32::MIN,
+    /// })?;
+    /// let mut sequences = Vec::new();
+    /// for prompt in &prompts {
+    ///     let options = SequenceOptions { prompt_len: prompt.len(), keeps_rows: false };
+    ///     sequences.push(cache.add(options)?);
+    /// }
+    ///
+    /// let mut next = [None; 2];
+    /// while next.contains(&None) {
+    ///     let (mut requests, mut whose) = (Vec::new(), Vec::new());
+    ///     for (i, (&sequence, prompt)) in sequences.iter().zip(&prompts).enumerate() {
+    ///         let rest = &prompt[cache.len(sequence)?..];
+    ///         if rest.is_empty() {
+    ///             continue; // from here on a decode row: `tokens: &[next]`
+    ///         }
+    ///         let tokens = &rest[..rest.len().min(32)];
+    ///         let is_last = tokens.len() == rest.len();
+    ///         let logits = if is_last { LogitRows::Last } else { LogitRows::None };
+    ///         requests.push(StepRequest { sequence, tokens, logits });
+    ///         whose.push(i);
+    ///     }
+    ///     let output = model.forward(&requests, &mut cache)?;
+    ///     let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
+    ///     for (i, range) in whose.into_iter().zip(output.ranges) {
+    ///         if let Some(row) = logits[range].last() {
+    ///             next[i] = Some(Sampler::new(SamplingConfig::GREEDY)?.sample(row)?);
+    ///         }
+    ///     }
+    /// }
+    /// assert_eq!(cache.len(sequences[0])?, prompts[0].len());
+    /// # Ok::<(), deepseek_model::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// If the step is refused ([`crate::StepError`], [`crate::CacheError`]): the cache is then as
     /// it was. After any other error the sequences of the step must be removed.

@@ -123,6 +123,10 @@ impl Tokenizer {
     }
 
     /// The ids of `text`, with nothing put before or after them.
+    ///
+    /// That suits a text that goes on from another one. A prompt begins with the beginning-of-text
+    /// token, which models expect: [`Self::encode_with_bos`] puts it there. The spelling of a special
+    /// token within the text becomes that token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         // `encode_fast` leaves out the offsets into the text, which nobody reads here.
         let encoding = self
@@ -133,6 +137,7 @@ impl Tokenizer {
     }
 
     /// The ids of `text` behind the beginning-of-text id `bos`, as the model saw texts in training.
+    /// The id is [`Config::bos_token_id`](crate::Config::bos_token_id).
     pub fn encode_with_bos(&self, bos: u32, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.encode(text)?;
         ids.insert(0, bos);
