@@ -3,13 +3,17 @@
 //! `cargo bench -p replay-graph --features cuda --bench launch`, or the program that it builds. All
 //! in one run, on one device; times are medians. `--json FILE` also writes the numbers there.
 
+#[path = "../tests/gpu/launches.rs"]
+#[allow(dead_code, reason = "shared with the tests")]
+mod intercepted;
+
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use replay_core::{CaptureSizes, Window};
 use replay_graph::{
-    BreakableGraph, BufferSpec, CacheConfig, CaptureMode, CaptureOptions, FixedBuffers, GraphCache,
-    Result, Scope,
+    Backend, BreakableGraph, BufferSpec, CacheConfig, CaptureMode, CaptureOptions, DeviceCapture,
+    FixedBuffers, GraphCache, Result, Scope,
 };
 
 const LAYERS: usize = 40;
@@ -89,6 +93,7 @@ fn main() -> Result<()> {
     launches(&device, &mut numbers)?;
     breaks(&device, &mut numbers)?;
     ladder(&device, &mut numbers)?;
+    parts_of_the_wall_time(&mut numbers)?;
     let file = std::env::args().skip_while(|arg| arg != "--json").nth(1);
     if let Some(file) = file {
         std::fs::write(file, numbers.json()).map_err(replay_graph::Error::program)?;
@@ -126,6 +131,63 @@ fn launches(device: &Device, numbers: &mut Numbers) -> Result<()> {
         numbers.add(format!("{name}_host_us"), us(times.host));
         numbers.add(format!("{name}_wall_us"), us(times.wall));
     }
+    Ok(())
+}
+
+/// The same step without nodes for memory, and as many kernels that do next to nothing: what is left
+/// of the graph's wall time after each is what the other costs. Not what a candle program gets.
+fn parts_of_the_wall_time(numbers: &mut Numbers) -> Result<()> {
+    const KERNELS: usize = 440;
+    println!("parts of the wall time; per launch, one queued after the other:");
+    for (name, given, plain) in [
+        ("graph_memory", false, false),
+        // cuBLAS has memory for its products, so that captures allocate none for it.
+        ("given_workspace", true, false),
+        ("plain_memory", true, true),
+    ] {
+        intercepted::set_plain_memory(given);
+        let device = Device::new_cuda_with_stream(0)?;
+        intercepted::set_plain_memory(plain);
+        let model = Model::new(WIDTH, &device)?;
+        let input = Tensor::randn(0f32, 1.0, (ROWS, WIDTH), &device)?;
+        // What an earlier graph has left would be taken first, and not counted.
+        DeviceCapture::trim(&device)?;
+        let mut step = BreakableGraph::capture(&device, |_| model.run(&input))?;
+        part(&device, &format!("step_{name}"), &mut step, numbers)?;
+        let number = Tensor::ones(1, DType::F32, &device)?;
+        let mut floor = BreakableGraph::capture(&device, |_| {
+            let mut x = number.clone();
+            for _ in 0..KERNELS {
+                x = x.sqr()?;
+            }
+            Ok(x)
+        })?;
+        part(&device, &format!("tiny_{name}"), &mut floor, numbers)?;
+    }
+    intercepted::set_plain_memory(false);
+    Ok(())
+}
+
+fn part(
+    device: &Device,
+    name: &str,
+    graph: &mut BreakableGraph<Tensor>,
+    numbers: &mut Numbers,
+) -> Result<()> {
+    const LAUNCHES: usize = 10;
+    let alone = timed(device, || graph.launch().map(|_| ()))?;
+    let queued = timed(device, || {
+        for _ in 0..LAUNCHES {
+            graph.launch()?;
+        }
+        Ok(())
+    })?;
+    let (alone, queued) = (us(alone.wall), us(queued.wall) / LAUNCHES as f64);
+    let nodes = graph.nodes().next().unwrap_or_default();
+    let bytes = graph.memory().bytes();
+    println!("  {name}: {queued:.1} us, alone {alone:.1} us wall; {nodes}; {bytes} bytes");
+    numbers.add(format!("{name}_queued_us"), queued);
+    numbers.add(format!("{name}_wall_us"), alone);
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_core::{DType, Tensor};
 use replay_graph::{BreakableGraph, Result};
 
-use crate::gpu::{Layers, bits, gpu, rounds, within_ten_seconds};
-use crate::launches::counted;
+use crate::gpu::{Layers, bits, gpu, large, rounds, within_ten_seconds};
+use crate::launches::{counted, is_plain_memory};
 use crate::streams::{set_event_tracking, spin_on_default_stream};
 
 /// A launch that reads old inputs, or kernels that differ from those of the eager pass.
@@ -49,7 +49,7 @@ fn strided_operands_survive_their_temporaries() {
     };
     let mut graph = BreakableGraph::capture(&gpu, |_| program(&input)).unwrap();
     for round in rounds(100) {
-        let waste = Tensor::full(f32::NAN, 1 << 28, &gpu.device).unwrap();
+        let waste = Tensor::full(f32::NAN, large(1 << 28), &gpu.device).unwrap();
         gpu.synchronize().unwrap();
         drop(waste);
         let fresh = gpu.tensor(&[24, 40], round + 2);
@@ -91,6 +91,8 @@ fn nodes_equal_the_launches_of_an_eager_pass() {
         (counts.kernels, counts.copies, counts.fills)
     );
     assert_eq!((nodes.host_copies, nodes.others), (0, 0));
+    // What a sanitizer is shown must be what it is said to be.
+    assert_eq!(nodes.allocations == 0, is_plain_memory());
     assert_eq!(counts.streams, [gpu.stream().cu_stream().addr()]);
 }
 

@@ -80,13 +80,24 @@ impl Gpu {
     }
 }
 
-/// So many rounds; few where every access costs many times more, as under a sanitizer, which sets
-/// `REPLAY_GPU_SMALL`.
+/// Whether every access costs many times more, as under a sanitizer.
+fn is_small() -> bool {
+    std::env::var_os("REPLAY_GPU_SMALL").is_some()
+}
+
+/// So many rounds, or few: still several launches, each with inputs of its own.
 pub(crate) fn rounds(n: u64) -> std::ops::RangeInclusive<u64> {
-    match std::env::var_os("REPLAY_GPU_SMALL") {
-        None => 1..=n,
-        Some(_) => 1..=n.div_ceil(50),
-    }
+    1..=if is_small() { n.min(4) } else { n }
+}
+
+/// The cases, or the first two.
+pub(crate) fn cases<T>(all: &[T]) -> &[T] {
+    if is_small() { &all[..2] } else { all }
+}
+
+/// So many of a size that nothing but time depends on, or a sixty-fourth.
+pub(crate) fn large(n: usize) -> usize {
+    if is_small() { n / 64 } else { n }
 }
 
 /// Numbers in -1..1, the same for the same seed.
@@ -141,8 +152,8 @@ pub(crate) fn bits(tensor: &Tensor) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// Runs `body` on a thread of its own and fails if it takes longer than ten seconds: a hang is a
-/// failure that would otherwise never be reported.
+/// Runs `body` on a thread of its own and fails if it takes longer than ten seconds, a minute where
+/// all is slow: a hang is a failure that would otherwise never be reported.
 #[track_caller]
 pub(crate) fn within_ten_seconds(body: impl FnOnce(&Gpu) + Send + 'static) {
     let gpu = gpu();
@@ -160,9 +171,10 @@ pub(crate) fn within_ten_seconds(body: impl FnOnce(&Gpu) + Send + 'static) {
         // Nobody listens any more once the time is up.
         let _ = done.send(());
     });
-    match finished.recv_timeout(Duration::from_secs(10)) {
+    let seconds = if is_small() { 60 } else { 10 };
+    match finished.recv_timeout(Duration::from_secs(seconds)) {
         Ok(()) => {}
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("still running after 10 s"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("still running after {seconds} s"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {
             std::panic::resume_unwind(thread.join().expect_err("it sent nothing"))
         }
@@ -182,7 +194,7 @@ impl Churn {
             let device = Device::new_cuda_with_stream(0).expect("this test needs a CUDA GPU");
             let mut rounds = 0;
             while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
-                let x = Tensor::full(f32::NAN, 1 << 28, &device).unwrap();
+                let x = Tensor::full(f32::NAN, large(1 << 28), &device).unwrap();
                 device.synchronize().unwrap();
                 drop(x);
                 rounds += 1;

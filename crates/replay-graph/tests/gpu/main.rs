@@ -1,8 +1,14 @@
 //! Capture and launch on a GPU. Every test pins one hazard, which its comment names.
 //!
 //! There is no skipping: without a GPU each test fails. They run one after the other, whatever the
-//! number of test threads, since several of them measure the device's memory. With
-//! `REPLAY_GPU_SMALL` set, as under a sanitizer, there are fewer rounds.
+//! number of test threads, since several of them measure the device's memory. Variables, which the
+//! runner sets under a sanitizer:
+//!
+//! * `REPLAY_GPU_SMALL`: fewer rounds, and less to do in each.
+//! * `REPLAY_GPU_PLAIN_MEMORY`: what captures allocate is memory of its own instead of the graph's.
+//!   For sanitizers that misread the latter, which `probes` shows. Tests in `memory` are about
+//!   the graph's.
+//! * `REPLAY_GPU_LIST_GRAPHS`: prints what every graph consists of, with addresses.
 //!
 //! Hazards of such graphs that have no test here, and why:
 //!
@@ -23,6 +29,7 @@ mod examples;
 mod gpu;
 mod launches;
 mod memory;
+mod probes;
 mod refused;
 mod replay;
 mod sizes;
