@@ -122,6 +122,19 @@ mod tests {
             self.program("bin/nvidia-smi", "echo 'Some GPU, 1.2'")
         }
 
+        /// A sanitizer that reports the runs that a pattern of the shell matches.
+        fn sanitizer(self, pattern: &str) -> Self {
+            let script = format!(
+                r#"case $1 in --version) echo "Version 1"; exit;; esac
+                tool=$2
+                echo "$tool"
+                while case $1 in --*) ;; *) false;; esac; do shift 2; done
+                "$@" || exit
+                case "$tool $*" in {pattern}) exit 86;; esac"#
+            );
+            self.program("bin/compute-sanitizer", &script)
+        }
+
         /// Whether the runner succeeds, and what it prints.
         fn run(&self, args: &[&str]) -> (bool, String) {
             let path = std::env::var("PATH").unwrap();
@@ -201,7 +214,7 @@ mod tests {
                 "programs/rows.copy.bench",
                 "echo \"bench $*\" | sed 's/ [^ ]*results/ results/'",
             )
-            .program("bin/compute-sanitizer", "echo \"$2\"; shift 4; exec \"$@\"");
+            .sanitizer("nothing");
         let (passed, printed) = machine.run(&["bench", "sanitize", "--out", "/dev/null/x"]);
         assert!(!passed, "{printed}");
         let out = machine.0.join("out");
@@ -227,5 +240,45 @@ mod tests {
                 .unwrap()
                 .contains("3 passed")
         );
+    }
+
+    /// Reports of legal programs are no reason to believe no report at all, nor to hide any.
+    #[test]
+    fn a_sanitizer_that_reports_legal_programs() {
+        let list = "echo 'probes::a: test'; echo 'probes::b: test'; echo 'memory::c: test'";
+        let script = format!(
+            "case $* in --list) {list};; *) echo \"<$* $REPLAY_GPU_PLAIN_MEMORY>\"; {PASSED};; esac"
+        );
+        let machine = |name: &str, pattern: &str| {
+            let machine = Machine::new(name)
+                .gpu()
+                .program("programs/rows.test", &script)
+                .sanitizer(pattern);
+            let (passed, printed) = machine.run(&["sanitize"]);
+            let summary = fs::read_to_string(machine.0.join("results/summary.txt")).unwrap();
+            (passed, printed, summary)
+        };
+        let (passed, printed, summary) = machine("sound", "nothing");
+        assert!(passed, "{printed}");
+        assert!(printed.contains("<--test-threads=1 >"), "{printed}");
+        assert!(!summary.contains("legal"), "{summary}");
+
+        let (passed, printed, summary) = machine("misread", "*probes::b|*memory::c");
+        assert!(passed, "{printed}");
+        let plain = "<--test-threads=1 --skip probes:: --skip memory:: 1>";
+        assert!(printed.contains(plain), "{printed}");
+        assert!(printed.contains("<--test-threads=1 >"), "{printed}");
+        for line in ["legal programs on this machine: probes::b", ": memory::c"] {
+            assert!(summary.contains(line), "{line}: {summary}");
+        }
+
+        // Sound by its probes, or with nothing left to misread: then it is believed.
+        for (name, pattern) in [
+            ("believed", "*memcheck*threads=1"),
+            ("plain", "*probes::a|*--skip*"),
+        ] {
+            let (passed, printed, _) = machine(name, pattern);
+            assert!(!passed && printed.contains("exit status 86"), "{printed}");
+        }
     }
 }

@@ -3,17 +3,22 @@
 
 usage() {
     cat <<'END'
-usage: sh run.sh [tests] [bench] [sanitize] [--out FOLDER]
+usage: sh run.sh [tests] [bench] [sanitize | memcheck | racecheck] [--out FOLDER]
 
   tests     run every test, one after the other (the default)
   bench     run the benches, and the same measurements with PyTorch where it is installed
   sanitize  run the tests under compute-sanitizer: memcheck, then racecheck
+  memcheck  that alone. Tests called probes:: are legal programs: where memcheck reports one, it is
+            not believed about the memory of graphs, the other tests run with memory of their own
+            in its place, and the summary says so
+  racecheck that alone
 
 Everything printed is also kept in FOLDER (default: results). Fails when there is no GPU, when a
 test fails or is ignored, and when none ran.
 
-Variables: CUDA_LIBRARIES, a folder with the libraries of CUDA; SECONDS_PER_STAGE, after which a
-stage is stopped (default 240); TEST_FILTER, a part of the names of the tests to run.
+Variables: CUDA_LIBRARIES, a folder with the libraries of CUDA; SANITIZER, the compute-sanitizer to
+use; SECONDS_PER_STAGE, after which a stage is stopped (default 240); TEST_FILTER, a part of the
+names of the tests to run.
 END
 }
 
@@ -23,7 +28,7 @@ out=$root/results
 stages=
 while [ $# -gt 0 ]; do
     case $1 in
-        tests | bench | sanitize) stages="$stages $1" ;;
+        tests | bench | sanitize | memcheck | racecheck) stages="$stages $1" ;;
         --out)
             [ $# -gt 1 ] || { usage >&2; exit 2; }
             out=$2
@@ -105,7 +110,14 @@ for program in "$root"/programs/*; do
     fi
 done
 
-# Runs the tests of every crate, under a tool if one is given, and counts them.
+# Says something that is to be read later too.
+note() {
+    echo "=== $*" | tee -a "$out/summary.txt"
+}
+
+# Runs the tests of every crate, under a tool if one is given, and counts them. `selection` may hold
+# options that leave tests out.
+selection=
 run_tests() {
     file=$1
     label=$2
@@ -115,8 +127,9 @@ run_tests() {
     for program in "$root"/programs/*.test; do
         crate=$(basename "$program" .test)
         echo "=== $label: $crate"
-        # shellcheck disable=SC2086  # no word or one
-        logged "$file" "$root/crates/$crate" "$@" "$program" --test-threads=1 ${TEST_FILTER:-} ||
+        # shellcheck disable=SC2086  # any number of words
+        logged "$file" "$root/crates/$crate" "$@" "$program" --test-threads=1 $selection \
+            ${TEST_FILTER:-} ||
             fail "$label of $crate (exit status $?)"
     done
     for count in $(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$out/$file"); do
@@ -128,7 +141,7 @@ run_tests() {
     if [ "$ran" -eq 0 ]; then
         fail "$label: no test ran"
     fi
-    echo "=== $label: $ran tests passed on $device" | tee -a "$out/summary.txt"
+    note "$label: $ran tests passed on $device"
 }
 
 run_benches() {
@@ -153,15 +166,68 @@ run_benches() {
     done
 }
 
+# The exit status of a sanitizer that has something to report.
+readonly reported=86
+
+# Runs one crate's tests of a kind under memcheck, each in a process of its own: a report ends what
+# the process has on the device. `reports` has the names of those that memcheck reports.
+memcheck_each() {
+    file=$1
+    prefix=$2
+    shift 2
+    : >"$out/$file"
+    reports=
+    for program in "$root"/programs/*.test; do
+        crate=$(basename "$program" .test)
+        for test in $("$program" --list 2>/dev/null | sed -n "s/^\\($prefix[^ ]*\\): test\$/\\1/p"); do
+            logged "$file" "$root/crates/$crate" "$@" "$program" --exact "$test" >/dev/null
+            status=$?
+            case $status in
+                0) echo "    $test: nothing" ;;
+                "$reported") echo "    $test: reported" && reports="$reports $test" ;;
+                *) fail "memcheck of $test (exit status $status)" ;;
+            esac
+        done
+    done
+}
+
+memcheck() {
+    # Tests provoke errors of driver calls and judge them themselves.
+    set -- "$sanitizer" --tool memcheck --error-exitcode "$reported" --report-api-errors no
+    echo "=== memcheck of legal programs"
+    memcheck_each memcheck-probes.txt probes:: "$@"
+    if [ -z "$reports" ]; then
+        run_tests memcheck.txt memcheck "$@"
+        return
+    fi
+    note "memcheck reports legal programs on this machine:$reports"
+    export REPLAY_GPU_PLAIN_MEMORY=1
+    selection="--skip probes:: --skip memory::"
+    run_tests memcheck.txt "memcheck, with plain memory in graphs" "$@"
+    selection=
+    unset REPLAY_GPU_PLAIN_MEMORY
+    echo "=== memcheck of tests about the memory of graphs"
+    memcheck_each memcheck-memory.txt memory:: "$@"
+    if [ -n "$reports" ]; then
+        note "memcheck, not believed for the reason above:$reports"
+    fi
+}
+
+racecheck() {
+    run_tests racecheck.txt racecheck "$sanitizer" --tool racecheck --error-exitcode "$reported"
+}
+
+# Runs checks under the sanitizer.
 sanitize() {
-    if ! sanitizer=$(tool compute-sanitizer); then
+    if ! sanitizer=${SANITIZER:-$(tool compute-sanitizer)}; then
         fail "sanitize: compute-sanitizer is not installed"
         return
     fi
+    note "compute-sanitizer: $("$sanitizer" --version | grep -i version)"
     # Smaller cases: every access costs many times more.
     export REPLAY_GPU_SMALL=1
-    for check in memcheck racecheck; do
-        run_tests "$check.txt" "$check" "$sanitizer" --tool "$check" --error-exitcode 86
+    for check in "$@"; do
+        "$check"
     done
     unset REPLAY_GPU_SMALL
 }
@@ -175,7 +241,8 @@ for stage in $stages; do
     case $stage in
         tests) run_tests tests.txt tests ;;
         bench) run_benches ;;
-        sanitize) sanitize ;;
+        sanitize) sanitize memcheck racecheck ;;
+        memcheck | racecheck) sanitize "$stage" ;;
     esac
 done
 if [ -n "$failed" ]; then
