@@ -91,6 +91,7 @@ fn main() -> Result<()> {
     let device = Device::new_cuda_with_stream(0)?;
     let mut numbers = Numbers::default();
     launches(&device, &mut numbers)?;
+    bare_launches(&device, &mut numbers)?;
     breaks(&device, &mut numbers)?;
     ladder(&device, &mut numbers)?;
     parts_of_the_wall_time(&mut numbers)?;
@@ -134,10 +135,37 @@ fn launches(device: &Device, numbers: &mut Numbers) -> Result<()> {
     Ok(())
 }
 
+/// As many kernels with nothing to do: all of the time is launching.
+fn bare_launches(device: &Device, numbers: &mut Numbers) -> Result<()> {
+    let number = Tensor::ones(1, DType::F32, device)?;
+    let eager = timed(device, || bare_kernels(&number).map(|_| ()))?;
+    let mut graph = BreakableGraph::capture(device, |_| bare_kernels(&number))?;
+    let launch = timed(device, || graph.launch().map(|_| ()))?;
+    let (eager, graph) = (us(eager.wall), us(launch.wall));
+    println!("{KERNELS} kernels of one element:");
+    println!(
+        "  eager {eager:.1} us, graph {graph:.1} us wall: {:.1} % of eager (goal: at most 15 %)",
+        graph / eager * 100.0
+    );
+    numbers.add("bare_eager_wall_us", eager);
+    numbers.add("bare_graph_wall_us", graph);
+    Ok(())
+}
+
+/// Kernels of the decode-like step.
+const KERNELS: usize = 440;
+
+fn bare_kernels(number: &Tensor) -> Result<Tensor> {
+    let mut x = number.clone();
+    for _ in 0..KERNELS {
+        x = x.sqr()?;
+    }
+    Ok(x)
+}
+
 /// The same step without nodes for memory, and as many kernels that do next to nothing: what is left
 /// of the graph's wall time after each is what the other costs. Not what a candle program gets.
 fn parts_of_the_wall_time(numbers: &mut Numbers) -> Result<()> {
-    const KERNELS: usize = 440;
     println!("parts of the wall time; per launch, one queued after the other:");
     for (name, given, plain) in [
         ("graph_memory", false, false),
@@ -155,13 +183,7 @@ fn parts_of_the_wall_time(numbers: &mut Numbers) -> Result<()> {
         let mut step = BreakableGraph::capture(&device, |_| model.run(&input))?;
         part(&device, &format!("step_{name}"), &mut step, numbers)?;
         let number = Tensor::ones(1, DType::F32, &device)?;
-        let mut floor = BreakableGraph::capture(&device, |_| {
-            let mut x = number.clone();
-            for _ in 0..KERNELS {
-                x = x.sqr()?;
-            }
-            Ok(x)
-        })?;
+        let mut floor = BreakableGraph::capture(&device, |_| bare_kernels(&number))?;
         part(&device, &format!("tiny_{name}"), &mut floor, numbers)?;
     }
     intercepted::set_plain_memory(false);

@@ -123,6 +123,43 @@ fn a_larger_one_in_its_place() {
     check_pieces(&[SMALL, LARGE, SMALL, LARGE], true, 3);
 }
 
+/// A graph that leaves memory behind: its last piece is what the program gives, and lives until the
+/// next launch frees it.
+#[test]
+fn a_smaller_one_in_its_place_that_stays() {
+    let mut probe = Probe::new();
+    let mut stays = None;
+    let graph = probe.graph(|probe| {
+        drop(probe.memory(LARGE, 1));
+        stays = Some(probe.memory(SMALL, 2));
+    });
+    for _ in 0..3 {
+        graph.launch().unwrap();
+        probe.check(&[1, 2]);
+    }
+}
+
+/// The pieces of a small product: a temporary's place is taken by two smaller ones, of which the last
+/// stays.
+#[test]
+fn two_smaller_ones_in_its_place() {
+    let mut probe = Probe::new();
+    let mut stays = None;
+    let graph = probe.graph(|probe| {
+        let first = probe.memory(960, 1);
+        let second = probe.memory(960, 2);
+        drop(first);
+        let third = probe.memory(96, 3);
+        stays = Some(probe.memory(68, 4));
+        drop(third);
+        drop(second);
+    });
+    for _ in 0..3 {
+        graph.launch().unwrap();
+        probe.check(&[1, 2, 3, 4]);
+    }
+}
+
 #[test]
 fn two_graphs_in_turn() {
     let mut probe = Probe::new();
