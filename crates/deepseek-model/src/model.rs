@@ -96,7 +96,9 @@ impl Model {
         let config = Config::load(dir)?;
         let hasher = match &config.engram {
             Some(engram) => {
-                let map = TokenMap::from_tokenizer(&Tokenizer::load(dir)?, engram)?;
+                let tokenizer = Tokenizer::load(dir)?;
+                tokenizer.check_fits(config.vocab_size)?;
+                let map = TokenMap::from_tokenizer(&tokenizer, engram)?;
                 Some(NgramHasher::new(engram, &map)?)
             }
             None => None,

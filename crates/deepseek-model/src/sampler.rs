@@ -24,6 +24,14 @@ pub enum SamplerError {
     /// The row has no logits.
     #[error("there are no logits to sample from")]
     NoLogits,
+    /// A token that the row has no logit for.
+    #[error("expected a token below {tokens}, one of those with a logit, got {id}")]
+    NoLogit {
+        /// The token.
+        id: u32,
+        /// Logits in the row.
+        tokens: usize,
+    },
     /// A logit is NaN or plus infinity: the model's arithmetic broke down.
     #[error("the logit of token {id} is {value}: expected a number below infinity")]
     BadLogit {
@@ -247,13 +255,13 @@ fn draw(candidates: &[Candidate], unit: f64) -> u32 {
 ///
 /// # Errors
 /// Logits that are NaN or plus infinity, or that allow no token: a broken model has no
-/// log-probabilities.
-///
-/// # Panics
-/// If `id` has no logit.
+/// log-probabilities. Or `id` has no logit.
 pub fn log_softmax_at(logits: &[f32], id: u32) -> Result<f32> {
     argmax(logits)?;
-    Ok((f64::from(logits[id as usize]) - log_sum_exp(logits)) as f32)
+    let tokens = logits.len();
+    let logit = logits.get(id as usize);
+    let logit = *logit.ok_or(SamplerError::NoLogit { id, tokens })?;
+    Ok((f64::from(logit) - log_sum_exp(logits)) as f32)
 }
 
 /// The `k` most probable tokens under a plain softmax of `logits` with their log-probabilities

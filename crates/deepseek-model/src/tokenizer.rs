@@ -4,12 +4,18 @@
 //! that name the file, a check of ids a caller brings along, and [`TextStream`], which turns ids
 //! into text one at a time without ever showing half a character.
 
-use std::path::{Path, PathBuf};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 use tokenizers::{
-    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    DecoderWrapper, Model, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
+    PostProcessorWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
 };
+
+use crate::config::{Violation, Violations, json, unreadable};
 
 /// The release of the `tokenizers` crate this one is built with, for error messages: a file that
 /// it refuses was most likely written by a newer one.
@@ -28,12 +34,22 @@ pub enum TokenizerError {
         source: std::io::Error,
     },
     /// The file is not whole JSON: most often a download that broke off.
-    #[error("{} is not valid JSON (truncated?)", path.display())]
+    #[error("{} {}", path.display(), unreadable("valid JSON (truncated?)", key))]
     Json {
         /// The file.
         path: PathBuf,
+        /// The key at which the parser stopped, dotted if nested; empty if at none.
+        key: String,
         /// Where and why the parser stopped.
         source: serde_json::Error,
+    },
+    /// The file holds a key twice, most likely a token with two ids.
+    #[error("{} breaks {}", path.display(), Violations(violations))]
+    Repeated {
+        /// The file.
+        path: PathBuf,
+        /// Every such key.
+        violations: Vec<Violation>,
     },
     /// The file is JSON, but the `tokenizers` crate knows no such tokenizer.
     #[error(
@@ -49,9 +65,47 @@ pub enum TokenizerError {
         /// What the crate said.
         reason: String,
     },
+    /// The vocabulary has no token for a part of a text, and the file names no token for what is
+    /// unknown: the library would leave it out and say nothing.
+    #[error(
+        "{} has no token for {text:?} at byte {at} of the text, nor one for what is unknown",
+        path.display()
+    )]
+    NoToken {
+        /// The file.
+        path: PathBuf,
+        /// The word, or its beginning.
+        text: String,
+        /// Where it begins.
+        at: usize,
+    },
+    /// A text of which nothing is left.
+    #[error("{} leaves no token of a text that is not empty, expected at least 1", path.display())]
+    NothingLeft {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A token that has no row in the model's embedding.
+    #[error(
+        "{} gives the token {token:?} the id {id}, expected less than the model's vocab_size \
+         ({vocab_size}): tokenizer.json and config.json do not belong together",
+        path.display()
+    )]
+    Vocabulary {
+        /// The file.
+        path: PathBuf,
+        /// The token of the highest id, or its beginning.
+        token: String,
+        /// Its id.
+        id: u32,
+        /// Ids the model knows.
+        vocab_size: usize,
+    },
     /// The `tokenizers` crate failed on a text or on ids.
-    #[error("the tokenizer cannot {action}: {reason}")]
+    #[error("the tokenizer {} cannot {action}: {reason}", path.display())]
     Failed {
+        /// The file.
+        path: PathBuf,
         /// `encode` or `decode`.
         action: &'static str,
         /// What the crate said.
@@ -78,6 +132,8 @@ type Result<T, E = TokenizerError> = std::result::Result<T, E>;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     vocab_size: usize,
+    /// For errors.
+    path: PathBuf,
 }
 
 impl Tokenizer {
@@ -98,22 +154,29 @@ impl Tokenizer {
         Self::parse(&bytes, &path)
     }
 
-    /// `path` serves the errors only.
     fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
-        // The library folds syntax errors and unknown types into one text. A pass that only
-        // checks the syntax costs milliseconds and tells the two apart.
-        if let Err(source) = serde_json::from_slice::<serde::de::IgnoredAny>(bytes) {
-            let path = path.to_owned();
-            return Err(TokenizerError::Json { path, source });
+        // The library folds syntax errors and unknown types into one text, and takes either of two
+        // values for a token. A pass that only reads the JSON tells these apart.
+        let json::Json { value, repeated } = json::parse(bytes).map_err(|stopped| {
+            let (path, key, source) = (path.to_owned(), stopped.key, stopped.source);
+            TokenizerError::Json { path, key, source }
+        })?;
+        if !repeated.is_empty() {
+            let (path, violations) = (path.to_owned(), repeated);
+            return Err(TokenizerError::Repeated { path, violations });
         }
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|error| refusal(bytes, path, &*error))?;
+        let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(bytes))
+            .map_err(|reason| refusal(&value, path, reason))?;
         inner.with_padding(None);
         inner
             .with_truncation(None)
             .expect("only a stride longer than the truncation is refused");
         let vocab_size = inner.get_vocab_size(true);
-        Ok(Self { inner, vocab_size })
+        Ok(Self {
+            inner,
+            vocab_size,
+            path: path.to_owned(),
+        })
     }
 
     /// Token ids, added tokens included. The model's vocabulary may be larger: checkpoints pad
@@ -128,12 +191,40 @@ impl Tokenizer {
     /// token, which models expect: [`Self::encode_with_bos`] puts it there. The spelling of a special
     /// token within the text becomes that token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        // `encode_fast` leaves out the offsets into the text, which nobody reads here.
-        let encoding = self
-            .inner
-            .encode_fast(text, false)
-            .map_err(|error| failed("encode", &*error))?;
-        Ok(encoding.get_ids().to_vec())
+        let words = caught(|| self.words(text)).map_err(|reason| self.failed("encode", reason))?;
+        let mut ids = Vec::new();
+        for (word, place, tokens) in words.get_splits(OffsetReferential::Original, OffsetType::Byte)
+        {
+            let tokens = tokens.as_deref().unwrap_or_default();
+            // Of the library's models only BPE passes over what it has no token for.
+            let covered: usize = tokens.iter().map(|t| t.offsets.1 - t.offsets.0).sum();
+            if matches!(self.inner.get_model(), ModelWrapper::BPE(_)) && covered < word.len() {
+                return Err(TokenizerError::NoToken {
+                    path: self.path.clone(),
+                    text: cut(text.get(place.0..place.1).unwrap_or(word)),
+                    at: place.0,
+                });
+            }
+            ids.extend(tokens.iter().map(|token| token.id));
+        }
+        if ids.is_empty() && !text.is_empty() {
+            let path = self.path.clone();
+            return Err(TokenizerError::NothingLeft { path });
+        }
+        Ok(ids)
+    }
+
+    /// The words of a text with their tokens: the steps of the library's own `encode`, which does
+    /// not tell what it leaves out.
+    fn words(&self, text: &str) -> Result<PreTokenizedString, tokenizers::Error> {
+        let (tokenizer, model) = (&self.inner, self.inner.get_model());
+        let added = tokenizer.get_added_vocabulary();
+        let mut words = added.extract_and_normalize(tokenizer.get_normalizer(), text);
+        if let Some(splitter) = tokenizer.get_pre_tokenizer() {
+            splitter.pre_tokenize(&mut words)?;
+        }
+        words.tokenize(|word| model.tokenize(word.get()))?;
+        Ok(words)
     }
 
     /// The ids of `text` behind the beginning-of-text id `bos`, as the model saw texts in training.
@@ -147,9 +238,34 @@ impl Tokenizer {
     /// The text of `ids`, special tokens spelled out. Ids without a token give no text; bytes that
     /// are no UTF-8 give U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.inner
-            .decode(ids, false)
-            .map_err(|error| failed("decode", &*error))
+        caught(|| self.inner.decode(ids, false)).map_err(|reason| self.failed("decode", reason))
+    }
+
+    /// Checks that a model with `vocab_size` embedding rows knows every token, so that no text can
+    /// become an id that it has not. The model may have more rows.
+    ///
+    /// # Errors
+    /// Names the file and the token with the highest id.
+    pub fn check_fits(&self, vocab_size: usize) -> Result<()> {
+        let highest = self.inner.get_vocab(true).into_iter().max_by_key(|t| t.1);
+        match highest {
+            Some((token, id)) if id as usize >= vocab_size => Err(TokenizerError::Vocabulary {
+                path: self.path.clone(),
+                token: cut(&token),
+                id,
+                vocab_size,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn failed(&self, action: &'static str, reason: String) -> TokenizerError {
+        let path = self.path.clone();
+        TokenizerError::Failed {
+            path,
+            action,
+            reason,
+        }
     }
 
     /// The token's own spelling in the vocabulary (for a byte-level tokenizer: its byte letters).
@@ -183,23 +299,34 @@ pub fn check_ids(ids: &[u32], vocab_size: usize) -> Result<()> {
     }
 }
 
-fn failed(action: &'static str, error: &(dyn std::error::Error + Send + Sync)) -> TokenizerError {
-    TokenizerError::Failed {
-        action,
-        reason: error.to_string(),
+/// The beginning of a text, for errors.
+fn cut(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut cut: String = text.chars().take(LONGEST).collect();
+    if cut.len() < text.len() {
+        cut.push_str("..");
+    }
+    cut
+}
+
+/// What the library returns, or why it failed: it answers some damaged files with a panic, such as a
+/// `Precompiled` normalizer that is no base64.
+fn caught<T, E: ToString>(action: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    // Nothing of ours is changed in there, so nothing is left half done.
+    match catch_unwind(AssertUnwindSafe(action)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(format!("it panicked: {}", cut(text.unwrap_or("?"))))
+        }
     }
 }
 
 /// Says which part of a syntactically sound file the library refuses: its own message does not.
-fn refusal(
-    bytes: &[u8],
-    path: &Path,
-    error: &(dyn std::error::Error + Send + Sync),
-) -> TokenizerError {
+fn refusal(file: &Value, path: &Path, reason: String) -> TokenizerError {
     fn probe<T: serde::de::DeserializeOwned>(part: &Value) -> Result<(), String> {
-        serde_json::from_value::<Option<T>>(part.clone())
-            .map(drop)
-            .map_err(|e| e.to_string())
+        caught(|| serde_json::from_value::<Option<T>>(part.clone()).map(drop))
     }
     type Probe = fn(&Value) -> Result<(), String>;
     let parts: [(&str, Probe); 5] = [
@@ -209,13 +336,12 @@ fn refusal(
         ("decoder", probe::<DecoderWrapper>),
         ("model", probe::<ModelWrapper>),
     ];
-    let file: Value = serde_json::from_slice(bytes).unwrap_or_default();
     let refused = parts.into_iter().find_map(|(name, probe)| {
         let part = &file[name];
         let reason = probe(part).err()?;
         Some((describe(name, part), reason))
     });
-    let (part, reason) = refused.unwrap_or_else(|| ("tokenizer".to_owned(), error.to_string()));
+    let (part, reason) = refused.unwrap_or_else(|| ("tokenizer".to_owned(), reason));
     TokenizerError::Unsupported {
         path: path.to_owned(),
         part,

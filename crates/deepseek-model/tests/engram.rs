@@ -89,6 +89,26 @@ fn table_rows_are_the_reference_s() {
     }
 }
 
+/// A caller's mistakes are errors, like those of a file.
+#[test]
+fn tables_and_shapes_that_are_not_there_are_refused() {
+    let map = TokenMap::from_tokenizer(&tokenizer(), &config()).unwrap();
+    let error = hasher().table_rows(2, &[5], &[], &mut Vec::new());
+    insta::assert_snapshot!(error.unwrap_err(), @"expected one of 2 engram tables, got number 2");
+    for change in [
+        |config: &mut EngramConfig| config.max_ngram = 0,
+        |config: &mut EngramConfig| config.max_ngram = 1,
+        |config: &mut EngramConfig| config.heads = 0,
+    ] {
+        let mut config = config();
+        change(&mut config);
+        let error = NgramHasher::new(&config, &map).unwrap_err();
+        assert!(matches!(error, EngramError::NoColumns { .. }), "{error}");
+    }
+    let (max_ngram, heads) = (0, 3);
+    insta::assert_snapshot!(EngramError::NoColumns { max_ngram, heads }, @"the engram has n-grams of up to 0 tokens and 3 heads, expected at least 2 tokens and 1 head");
+}
+
 #[test]
 fn rows_stay_inside_the_table() {
     let all: Vec<u32> = (0..288).collect();

@@ -260,6 +260,7 @@ fn log_probabilities_are_exact_at_the_extremes() {
 fn broken_logits_have_no_log_probabilities() {
     insta::assert_snapshot!(log_softmax_at(&[0.0, f32::NAN], 0).unwrap_err(), @"the logit of token 1 is NaN: expected a number below infinity");
     insta::assert_snapshot!(log_softmax_at(&[f32::INFINITY, 0.0], 1).unwrap_err(), @"the logit of token 0 is inf: expected a number below infinity");
+    insta::assert_snapshot!(log_softmax_at(&[0.0, 1.0], 2).unwrap_err(), @"expected a token below 2, one of those with a logit, got 2");
     insta::assert_snapshot!(log_softmax_at(&[f32::NEG_INFINITY; 2], 0).unwrap_err(), @"the logits of all 2 tokens are minus infinity: no token is allowed");
 }
 

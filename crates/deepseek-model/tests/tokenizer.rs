@@ -33,8 +33,8 @@ fn load_text(text: &str) -> Result<Tokenizer, TokenizerError> {
 
 /// The error's text and those of its causes, with the temporary directory cut out.
 #[track_caller]
-fn refusal(result: Result<Tokenizer, TokenizerError>) -> String {
-    let error = result.unwrap_err();
+fn refusal<T>(result: Result<T, TokenizerError>) -> String {
+    let error = result.err().expect("it is refused");
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     let text = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
     let file = text
@@ -127,7 +127,7 @@ fn a_truncated_file_is_named() {
     let bytes = std::fs::read_to_string(fixture().join("tokenizer.json")).unwrap();
     insta::assert_snapshot!(
         refusal(load_text(&bytes[..1000])),
-        @"tokenizer.json is not valid JSON (truncated?): EOF while parsing an object at line 49 column 10"
+        @"tokenizer.json cannot be read at the key model.type: EOF while parsing an object at line 49 column 10"
     );
     insta::assert_snapshot!(refusal(load_text("")), @"tokenizer.json is not valid JSON (truncated?): EOF while parsing a value at line 1 column 0");
 }
@@ -153,6 +153,87 @@ fn an_unknown_model_is_named_with_the_library() {
 fn a_broken_merge_is_named() {
     let broken = load_changed(|file| file["model"]["merges"][0] = json!(["no such", "tokens"]));
     insta::assert_snapshot!(refusal(broken), @r#"the tokenizers crate 0.23 cannot read the model "BPE" of tokenizer.json, which is damaged or newer than the library: Token `no such` out of vocabulary"#);
+}
+
+/// The error's text with the temporary directory cut out.
+#[track_caller]
+fn encoding_refusal(tokenizer: Result<Tokenizer, TokenizerError>, text: &str) -> String {
+    refusal(tokenizer.unwrap().encode(text))
+}
+
+/// The library leaves out what it has no token for, and the model would answer another prompt.
+#[test]
+fn text_without_a_token_is_refused() {
+    let empty = || {
+        load_changed(|file| {
+            file["model"]["vocab"] = json!({});
+            file["model"]["merges"] = json!([]);
+            file["added_tokens"] = json!([]);
+        })
+    };
+    insta::assert_snapshot!(encoding_refusal(empty(), "the cafe"), @r#"tokenizer.json has no token for "the" at byte 0 of the text, nor one for what is unknown"#);
+    assert_eq!(empty().unwrap().encode("").unwrap(), [0; 0]);
+
+    // One byte of many is gone: the second of `é`.
+    let no_byte = || {
+        load_changed(|file| {
+            let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+            vocab.remove("©").unwrap();
+            file["model"]["merges"] = json!([]);
+        })
+    };
+    insta::assert_snapshot!(encoding_refusal(no_byte(), "the café"), @r#"tokenizer.json has no token for " café" at byte 3 of the text, nor one for what is unknown"#);
+    assert_eq!(no_byte().unwrap().encode("the cafe").unwrap().len(), 8);
+
+    // Nothing is unknown where a token stands for it.
+    let unknown = load_changed(|file| {
+        file["model"]["vocab"].as_object_mut().unwrap().remove("©");
+        file["model"]["merges"] = json!([]);
+        file["model"]["unk_token"] = json!("a");
+    });
+    assert_eq!(unknown.unwrap().encode("é").unwrap().len(), 2);
+
+    let stripped = load_changed(|file| {
+        file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
+    });
+    insta::assert_snapshot!(encoding_refusal(stripped, " \t "), @"tokenizer.json leaves no token of a text that is not empty, expected at least 1");
+}
+
+/// Ids may have gaps: the highest counts, not how many there are.
+#[test]
+fn a_token_beyond_the_models_vocabulary_is_named() {
+    tokenizer().check_fits(288).unwrap();
+    tokenizer().check_fits(1000).unwrap();
+    let gap = load_changed(|file| file["model"]["vocab"]["far"] = json!(5000)).unwrap();
+    assert_eq!(gap.vocab_size(), 289);
+    let text = refusal(gap.check_fits(1000));
+    insta::assert_snapshot!(text, @r#"tokenizer.json gives the token "far" the id 5000, expected less than the model's vocab_size (1000): tokenizer.json and config.json do not belong together"#);
+}
+
+/// Of two ids for a token the library would take either.
+#[test]
+fn a_token_with_two_ids_is_named() {
+    let text = std::fs::read_to_string(fixture().join("tokenizer.json")).unwrap();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let doubled = json.to_string().replace("\"a\":", "\"a\":7,\"a\":");
+    insta::assert_snapshot!(refusal(load_text(&doubled)), @r"
+    tokenizer.json breaks 1 rule:
+      model.vocab.a: expected one value, found the key again, with [7,100]
+    ");
+}
+
+/// The library answers these with a panic.
+#[test]
+fn parts_that_the_library_panics_at_are_named() {
+    let charsmap = load_changed(|file| {
+        file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": "?"});
+    });
+    insta::assert_snapshot!(refusal(charsmap), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: it panicked: Precompiled: Error("Invalid byte 63, offset 0.", line: 1, co.."#);
+    let bytes = std::fs::read_to_string(fixture().join("tokenizer.json")).unwrap();
+    let json: Value = serde_json::from_str(&bytes).unwrap();
+    let decoder = json["decoder"].to_string();
+    let number = json.to_string().replace(&decoder, "1e400");
+    insta::assert_snapshot!(refusal(load_text(&number)), @"tokenizer.json cannot be read at the key decoder: number out of range at line 1 column 424");
 }
 
 #[test]
@@ -252,6 +333,15 @@ proptest! {
         for piece in pushed {
             prop_assert_ne!(piece.chars().last(), Some(char::REPLACEMENT_CHARACTER));
         }
+    }
+
+    /// Leaving nothing out, the ids are those of the library.
+    #[test]
+    fn ids_are_those_of_the_library(text in r"(\\PC|[ -~]|[ \t\r\n]|<｜end▁of▁sentence｜>|the ){0,20}") {
+        let file = fixture().join("tokenizer.json");
+        let library = tokenizers::Tokenizer::from_file(file).unwrap();
+        let expected = library.encode(text.as_str(), false).unwrap();
+        prop_assert_eq!(tokenizer().encode(&text).unwrap(), expected.get_ids());
     }
 
     #[test]

@@ -129,17 +129,21 @@ fn tokens(raw: &Raw, violations: &mut Vec<Violation>) {
 
 fn engram_rules(engram: &EngramConfig, raw: &Raw, violations: &mut Vec<Violation>) {
     let (ids, rows) = (&engram.layers, &engram.table_rows);
-    if !ids.is_sorted_by(|a, b| a < b) {
-        violations.push(Violation::new(
-            "engram_layer_ids",
-            "ascending ids",
-            format!("{ids:?}"),
-        ));
-    }
     if let Some(layers) = raw.num_layers {
+        if ids.len() > layers {
+            violations.push(overlong("engram_layer_ids", layers, ids.len()));
+            return;
+        }
         for &id in ids.iter().filter(|&&id| id >= layers) {
             violations.push(below_layers("engram_layer_ids", layers, id));
         }
+    }
+    if let Some(at) = (1..ids.len()).find(|&at| ids[at] <= ids[at - 1]) {
+        violations.push(Violation::new(
+            "engram_layer_ids",
+            "ascending ids",
+            format!("{} after {}", ids[at], ids[at - 1]),
+        ));
     }
     if rows.len() != ids.len() {
         violations.push(Violation::new(
@@ -148,12 +152,9 @@ fn engram_rules(engram: &EngramConfig, raw: &Raw, violations: &mut Vec<Violation
             format!("{} numbers", rows.len()),
         ));
     }
-    if rows.contains(&0) {
-        violations.push(Violation::new(
-            "engram_num_embeddings",
-            "numbers above 0",
-            format!("{rows:?}"),
-        ));
+    if let Some(at) = rows.iter().position(|&rows| rows == 0) {
+        let field = format!("engram_num_embeddings[{at}]");
+        violations.push(Violation::new(&field, "a number above 0", 0));
     }
     if engram.max_ngram < 2 {
         violations.push(Violation::new(
@@ -171,6 +172,12 @@ fn engram_rules(engram: &EngramConfig, raw: &Raw, violations: &mut Vec<Violation
             format!("{} heads, so {}", engram.heads, engram.columns()),
         ));
     }
+}
+
+/// More ids than there are layers.
+pub(super) fn overlong(field: &str, layers: usize, found: usize) -> Violation {
+    let expected = format!("at most num_hidden_layers ({layers}) ids");
+    Violation::new(field, expected, format!("{found} ids"))
 }
 
 /// A layer id that names no layer.

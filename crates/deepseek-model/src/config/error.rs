@@ -5,7 +5,9 @@ use std::{fmt, io, path::PathBuf};
 use serde_json::Value;
 
 /// Longest JSON text quoted in a [`Violation`], in characters.
-const MAX_QUOTED: usize = 60;
+pub(super) const MAX_QUOTED: usize = 60;
+/// Violations that are printed; a damaged list can make any number.
+const MAX_PRINTED: usize = 40;
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -19,22 +21,27 @@ pub enum ConfigError {
         /// What the system said.
         source: io::Error,
     },
-    /// The file is no JSON object.
-    #[error("{} is not a JSON object", path.display())]
+    /// The file is no JSON object, or holds a number that no computer has.
+    #[error("{} {}", path.display(), unreadable("a JSON object", key))]
     Json {
         /// The file.
         path: PathBuf,
+        /// The key at which the parser stopped, dotted if nested; empty if at none.
+        key: String,
         /// Where and why the parser stopped.
         source: serde_json::Error,
     },
     /// Keys are missing, of a wrong type, or break a rule of the model.
-    #[error("{} breaks {}", path.display(), List(violations))]
+    #[error("{} breaks {}", path.display(), Violations(violations))]
     Invalid {
         /// The file.
         path: PathBuf,
         /// Every broken rule, in the order of the checks.
         violations: Vec<Violation>,
     },
+    /// A field was set to what no file may hold.
+    #[error("the configuration was changed since it was read: {0}")]
+    Changed(Violation),
 }
 
 /// One broken rule of a configuration.
@@ -49,7 +56,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    pub(super) fn new(field: &str, expected: impl Into<String>, found: impl fmt::Display) -> Self {
+    pub(crate) fn new(field: &str, expected: impl Into<String>, found: impl fmt::Display) -> Self {
         Self {
             field: field.to_owned(),
             expected: expected.into(),
@@ -58,12 +65,12 @@ impl Violation {
     }
 
     /// A key that is not in the file.
-    pub(super) fn absent(field: &str, expected: &str) -> Self {
+    pub(crate) fn absent(field: &str, expected: &str) -> Self {
         Self::new(field, expected, "no such key")
     }
 
     /// A key whose value is of the wrong type or out of range.
-    pub(super) fn value(field: &str, expected: &str, found: &Value) -> Self {
+    pub(crate) fn value(field: &str, expected: &str, found: &Value) -> Self {
         let text = found.to_string();
         let mut quoted: String = text.chars().take(MAX_QUOTED).collect();
         if quoted.len() < text.len() {
@@ -83,14 +90,29 @@ impl fmt::Display for Violation {
     }
 }
 
-struct List<'a>(&'a [Violation]);
+/// A file that could not be read as `wanted`, after its name.
+pub(crate) fn unreadable(wanted: &str, key: &str) -> String {
+    if key.is_empty() {
+        format!("is not {wanted}")
+    } else {
+        format!("cannot be read at the key {key}")
+    }
+}
 
-impl fmt::Display for List<'_> {
+/// Prints the first few and counts the rest.
+pub(crate) struct Violations<'a>(pub(crate) &'a [Violation]);
+
+impl fmt::Display for Violations<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.0.len() == 1 { "" } else { "s" };
         write!(f, "{} rule{plural}:", self.0.len())?;
         self.0
             .iter()
-            .try_for_each(|violation| write!(f, "\n  {violation}"))
+            .take(MAX_PRINTED)
+            .try_for_each(|violation| write!(f, "\n  {violation}"))?;
+        match self.0.len().saturating_sub(MAX_PRINTED) {
+            0 => Ok(()),
+            more => write!(f, "\n  and {more} more"),
+        }
     }
 }

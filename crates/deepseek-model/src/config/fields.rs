@@ -9,7 +9,7 @@ use super::error::Violation;
 /// With [`MAX_WIDTH`] it keeps every product of sizes that names a tensor's shape within 64 bits.
 pub(super) const MAX_COUNT: usize = 4096;
 /// Largest extent of a tensor axis, in elements.
-const MAX_WIDTH: usize = i32::MAX as usize;
+pub(super) const MAX_WIDTH: usize = i32::MAX as usize;
 
 /// A JSON object, and where its bad keys are noted.
 ///
@@ -64,7 +64,11 @@ impl<'a> Fields<'a> {
         parse: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Option<T> {
         let Some(value) = self.get(key) else {
-            self.note(Violation::absent(&self.name(key), expected));
+            // Absent either way, but who wrote `null` would look for the key in vain.
+            self.note(match self.map.get(key) {
+                Some(null) => Violation::value(&self.name(key), expected, null),
+                None => Violation::absent(&self.name(key), expected),
+            });
             return None;
         };
         let parsed = parse(value);
@@ -109,16 +113,39 @@ impl<'a> Fields<'a> {
 
     /// A list of whole numbers, none above [`MAX_WIDTH`].
     pub(super) fn list(&mut self, key: &str) -> Option<Vec<usize>> {
-        self.required(
-            key,
-            &format!("a list of whole numbers from 0 to {MAX_WIDTH}"),
-            |v| {
-                v.as_array()?
-                    .iter()
-                    .map(|n| whole(n).filter(|&n| n <= MAX_WIDTH))
-                    .collect()
-            },
-        )
+        let item = format!("a whole number from 0 to {MAX_WIDTH}");
+        let values = self.required(key, "a list of whole numbers", Value::as_array)?;
+        self.items(key, values, &item, |v| whole(v).filter(|&n| n <= MAX_WIDTH))
+    }
+
+    /// One token id or a list of them, of which there may be none.
+    pub(super) fn token_ids(&mut self, key: &str) -> Option<Vec<u32>> {
+        let expected = format!("a token id or a list of at most {MAX_COUNT}");
+        let listed = self.optional(key, &expected, &[][..], |v| match v {
+            Value::Array(ids) => Some(&ids[..]).filter(|ids| ids.len() <= MAX_COUNT),
+            id => token_id(id).map(|_| std::slice::from_ref(id)),
+        })?;
+        self.items(key, listed, "a token id", token_id)
+    }
+
+    /// The items of the list under `key`; the first bad one is noted, by its place.
+    fn items<T>(
+        &mut self,
+        key: &str,
+        values: &[Value],
+        expected: &str,
+        parse: impl Fn(&Value) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let mut items = Vec::with_capacity(values.len());
+        for (at, value) in values.iter().enumerate() {
+            let Some(item) = parse(value) else {
+                let name = format!("{}[{at}]", self.name(key));
+                self.note(Violation::value(&name, expected, value));
+                return None;
+            };
+            items.push(item);
+        }
+        Some(items)
     }
 
     /// A token id.
@@ -166,12 +193,4 @@ fn whole(value: &Value) -> Option<usize> {
 
 pub(super) fn token_id(value: &Value) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
-}
-
-/// One token id or a list of them.
-pub(super) fn token_ids(value: &Value) -> Option<Vec<u32>> {
-    match value {
-        Value::Array(ids) => ids.iter().map(token_id).collect(),
-        id => Some(vec![token_id(id)?]),
-    }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{
-    Config, ConfigError, LayerSchedule, Violation, check, fields::Fields, raw, raw::Raw, schedule,
+    Config, ConfigError, LayerSchedule, Violation, check, fields::Fields, json, raw, raw::Raw,
+    schedule,
 };
 
 impl Config {
@@ -21,8 +22,7 @@ impl Config {
 
         let path = dir.join("generation_config.json");
         if path.exists() {
-            let mut violations = Vec::new();
-            let json = object(&read(&path)?, &path)?;
+            let (json, mut violations) = object(&read(&path)?, &path)?;
             let stops = raw::stop_tokens(&mut Fields::new(&json, &mut violations));
             config.add_stops(&stops, &mut violations);
             if !violations.is_empty() {
@@ -41,16 +41,15 @@ impl Config {
     ///
     /// The text is no JSON object, or breaks rules, which are then all listed.
     pub fn from_json(json: &str, origin: &Path) -> Result<Self, ConfigError> {
-        let top = object(json, origin)?;
-        let mut violations = Vec::new();
+        let (top, mut violations) = object(json, origin)?;
         let text = match top.get("text_config") {
             None | Some(Value::Null) => &top,
             Some(Value::Object(text)) => text,
             Some(other) => {
-                let violation = Violation::value("text_config", "an object", other);
+                violations.push(Violation::value("text_config", "an object", other));
                 return Err(ConfigError::Invalid {
                     path: origin.into(),
-                    violations: vec![violation],
+                    violations,
                 });
             }
         };
@@ -87,11 +86,16 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-fn object(json: &str, origin: &Path) -> Result<Map<String, Value>, ConfigError> {
-    serde_json::from_str(json).map_err(|source| ConfigError::Json {
+/// The object that a text holds, and its repeated keys: of two values there is none to trust.
+fn object(json: &str, origin: &Path) -> Result<(Map<String, Value>, Vec<Violation>), ConfigError> {
+    let stopped = |key, source| ConfigError::Json {
         path: origin.into(),
+        key,
         source,
-    })
+    };
+    let json = json::parse(json.as_bytes()).map_err(|s| stopped(s.key, s.source))?;
+    let object = serde_json::from_value(json.value).map_err(|e| stopped(String::new(), e))?;
+    Ok((object, json.repeated))
 }
 
 /// `None` if a key is unread.

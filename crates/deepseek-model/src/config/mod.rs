@@ -3,11 +3,14 @@
 mod check;
 mod error;
 mod fields;
+pub(crate) mod json;
 mod load;
 mod raw;
 mod schedule;
+mod sound;
 
 pub use error::{ConfigError, Violation};
+pub(crate) use error::{Violations, unreadable};
 
 /// How router logits become scores (`scoring_func`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +60,7 @@ pub struct EngramConfig {
 impl EngramConfig {
     /// Table rows looked up per token: one per n-gram size (2 to `max_ngram`) and head.
     pub fn columns(&self) -> usize {
-        (self.max_ngram - 1) * self.heads
+        self.max_ngram.saturating_sub(1).saturating_mul(self.heads)
     }
 }
 
@@ -85,7 +88,8 @@ pub struct LayerSchedule {
     pub engram: Option<usize>,
 }
 
-/// The decoder's configuration. Every rule is checked by [`Config::load`].
+/// The decoder's configuration. Every rule is checked by [`Config::load`]; sizes that cannot be
+/// computed with are refused again by whatever takes a configuration, since a field may be changed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Rows of the embedding and of the head.

@@ -10,13 +10,13 @@ use serde_json::{Map, Value};
 
 use super::{
     CandidateConfig, EngramConfig, Scoring, Violation, Yarn,
-    fields::{Fields, token_id, token_ids},
+    fields::{Fields, token_id},
 };
 
 /// Largest number of layers.
-const MAX_LAYERS: usize = 1024;
+pub(super) const MAX_LAYERS: usize = 1024;
 /// Longest n-gram.
-const MAX_NGRAM: usize = 64;
+pub(super) const MAX_NGRAM: usize = 64;
 
 /// What the file says; `None` where a violation was noted.
 pub(super) struct Raw {
@@ -140,13 +140,7 @@ fn holder<'a>(
 
 /// `eos_token_id`: one id or a list; absent: none.
 pub(super) fn stop_tokens(f: &mut Fields<'_>) -> Vec<u32> {
-    f.optional(
-        "eos_token_id",
-        "a token id or a list of them",
-        Vec::new(),
-        token_ids,
-    )
-    .unwrap_or_default()
+    f.token_ids("eos_token_id").unwrap_or_default()
 }
 
 /// Keys that name a variant of the model of which only one is supported.

@@ -1,6 +1,6 @@
 //! Resolves the id lists into what each layer does.
 
-use super::{LayerSchedule, Violation, check::below_layers, raw::Raw};
+use super::{LayerSchedule, Violation, check, raw::Raw};
 
 const KV: &str = "kv_source_layer_ids";
 const INDEX: &str = "index_source_layer_ids";
@@ -18,24 +18,22 @@ pub(super) fn resolve(raw: &Raw, violations: &mut Vec<Violation>) -> Option<Vec<
         raw.kv_sources.as_ref()?,
         raw.index_sources.as_ref()?,
     );
-    let mut overlong = false;
+    let mut too_long = raw
+        .engram
+        .as_ref()
+        .is_some_and(|engram| engram.layers.len() > layers);
     for (field, ids) in [(KV, kv), (INDEX, index)] {
         if ids.len() > layers {
-            let expected = format!("at most num_hidden_layers ({layers}) ids");
-            violations.push(Violation::new(
-                field,
-                expected,
-                format!("{} ids", ids.len()),
-            ));
-            overlong = true;
+            violations.push(check::overlong(field, layers, ids.len()));
+            too_long = true;
             continue;
         }
         for &id in ids.iter().filter(|&&id| id >= layers) {
-            violations.push(below_layers(field, layers, id));
+            violations.push(check::below_layers(field, layers, id));
         }
     }
 
-    if overlong {
+    if too_long {
         return None;
     }
 

@@ -36,8 +36,13 @@ impl NgramHasher {
     /// Draws the primes and multipliers of every engram layer.
     ///
     /// # Errors
-    /// Refuses a table with fewer rows than the primes of its columns add up to.
+    /// Refuses a table with fewer rows than the primes of its columns add up to, and n-grams of fewer
+    /// than 2 tokens or no heads.
     pub fn new(config: &EngramConfig, map: &TokenMap) -> Result<Self, EngramError> {
+        let (max_ngram, heads) = (config.max_ngram, config.heads);
+        if max_ngram < 2 || heads == 0 {
+            return Err(EngramError::NoColumns { max_ngram, heads });
+        }
         let mut pool = PrimePool::default();
         let layers = config
             .layers
@@ -61,8 +66,8 @@ impl NgramHasher {
             .collect::<Result<_, EngramError>>()?;
         Ok(Self {
             map: map.clone(),
-            max_ngram: config.max_ngram,
-            heads: config.heads,
+            max_ngram,
+            heads,
             layers,
         })
     }
@@ -85,10 +90,7 @@ impl NgramHasher {
     /// as the pad token.
     ///
     /// # Errors
-    /// An id that the tokenizer does not know.
-    ///
-    /// # Panics
-    /// If there is no such layer.
+    /// An id that the tokenizer does not know, or no such layer.
     pub fn table_rows(
         &self,
         layer_slot: usize,
@@ -96,7 +98,10 @@ impl NgramHasher {
         back: &[u32],
         out: &mut Vec<i64>,
     ) -> Result<(), EngramError> {
-        let layer = &self.layers[layer_slot];
+        let layer = self.layers.get(layer_slot).ok_or(EngramError::NoTable {
+            table: layer_slot,
+            tables: self.layers.len(),
+        })?;
         let compressed = self.compress(ids, back)?;
         out.reserve(ids.len() * self.columns());
         for gram in compressed.windows(self.max_ngram) {
@@ -181,7 +186,7 @@ fn column_primes(
 /// `count` odd factors such that a factor times a compressed id stays below 2^63.
 fn multipliers(layer: usize, count: usize, compressed_vocab: usize) -> Vec<u64> {
     let bound = (i64::MAX as u64 / compressed_vocab.max(1) as u64 / 2).max(1);
-    let mut random = Pcg64::new(&SeedSequence::new(layer as u64 * LAYER_SEED));
+    let mut random = Pcg64::new(&SeedSequence::new((layer as u64).wrapping_mul(LAYER_SEED)));
     (0..count).map(|_| 2 * random.below(bound) + 1).collect()
 }
 

@@ -54,6 +54,25 @@ pub enum EngramError {
         /// Rows the columns' primes add up to, or a lower bound of that.
         needed: u64,
     },
+    /// A shape of n-grams that there is nothing to look up for.
+    #[error(
+        "the engram has n-grams of up to {max_ngram} tokens and {heads} heads, expected at least 2 \
+         tokens and 1 head"
+    )]
+    NoColumns {
+        /// Longest n-gram, in tokens.
+        max_ngram: usize,
+        /// Hash heads per n-gram size.
+        heads: usize,
+    },
+    /// A table that no layer owns.
+    #[error("expected one of {tables} engram tables, got number {table}")]
+    NoTable {
+        /// What was asked for.
+        table: usize,
+        /// Tables of the model.
+        tables: usize,
+    },
     /// A token id that the tokenizer does not know has no compressed id.
     #[error(
         "token id {id} at index {index} has no compressed id: the tokenizer has {vocab_size} tokens"

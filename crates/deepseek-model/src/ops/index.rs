@@ -284,7 +284,10 @@ fn score_tile(
     let per_page = keys.pool.per_page();
     scratch.scores.clear();
     scratch.scores.resize(rows * most, 0.0);
-    scratch.products.resize(rows * heads * per_page, 0.0);
+    // A page may be far longer than the text: it covers whole groups of every ratio.
+    scratch
+        .products
+        .resize(rows * heads * per_page.min(most), 0.0);
     for first in (0..most).step_by(per_page) {
         let n = per_page.min(most - first);
         let at = keys.pool.row(keys.pages[tile.request], first) * dim;

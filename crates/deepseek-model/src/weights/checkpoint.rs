@@ -5,11 +5,16 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::{
-    error::{Problem, Problems, WeightsError},
+    error::WeightsError,
+    problem::{Problem, Problems},
     shard::{self, Tensors},
+};
+use crate::config::{
+    Violation,
+    json::{self, Json},
 };
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -21,11 +26,8 @@ pub(super) struct Checkpoint {
     pub(super) tensors: Tensors,
 }
 
-#[derive(Deserialize)]
-struct Index {
-    /// Tensor name to file name.
-    weight_map: BTreeMap<String, String>,
-}
+/// Tensor name to file name.
+type Index = BTreeMap<String, String>;
 
 impl Checkpoint {
     /// Opens the shards that the index lists, or else the single file.
@@ -49,19 +51,51 @@ impl Checkpoint {
 }
 
 fn read_index(path: &Path) -> Result<Index, WeightsError> {
-    let text = std::fs::read_to_string(path).map_err(|source| WeightsError::Read {
+    let text = std::fs::read(path).map_err(|source| WeightsError::Read {
         path: path.into(),
         source,
     })?;
-    serde_json::from_str(&text).map_err(|source| WeightsError::Index {
+    let Json { value, repeated } = json::parse(&text).map_err(|stopped| WeightsError::Index {
         path: path.into(),
-        source,
+        key: stopped.key,
+        source: stopped.source,
+    })?;
+    let mut violations = repeated;
+    let index = weight_map(&value, &mut violations);
+    if violations.is_empty() {
+        return Ok(index);
+    }
+    Err(WeightsError::IndexEntries {
+        path: path.into(),
+        violations,
     })
+}
+
+/// The index of a file that holds `value`; what is wrong with it is noted.
+fn weight_map(value: &Value, violations: &mut Vec<Violation>) -> Index {
+    const MAP: &str = "weight_map";
+    let mut index = Index::new();
+    let expected = "an object of file names by tensor";
+    match value.get(MAP) {
+        Some(Value::Object(map)) => {
+            for (tensor, file) in map {
+                if let Some(file) = file.as_str() {
+                    index.insert(tensor.clone(), file.to_owned());
+                } else {
+                    let key = json::dotted(MAP, tensor);
+                    violations.push(Violation::value(&key, "a file name", file));
+                }
+            }
+        }
+        Some(other) => violations.push(Violation::value(MAP, expected, other)),
+        None => violations.push(Violation::absent(MAP, expected)),
+    }
+    index
 }
 
 /// The tensors of the index. A tensor that a shard holds beside them is not part of the checkpoint.
 fn indexed(dir: &Path, index: &Index) -> Result<Tensors, WeightsError> {
-    let files: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
+    let files: BTreeSet<&str> = index.values().map(String::as_str).collect();
     let mut problems = Vec::new();
     let mut held = BTreeMap::new();
     for file in files {
@@ -71,7 +105,7 @@ fn indexed(dir: &Path, index: &Index) -> Result<Tensors, WeightsError> {
         }
     }
     let mut tensors = BTreeMap::new();
-    for (name, file) in &index.weight_map {
+    for (name, file) in index {
         // An unreadable shard is reported already, and once is enough.
         let Some(shard) = held.get_mut(file.as_str()) else {
             continue;

@@ -1,77 +1,108 @@
-//! Says what is wrong with a safetensors file that the `safetensors` crate refuses.
+//! The header of a safetensors file, and what is wrong with one.
 //!
-//! Its errors name the first offence, and for most not the tensor. The header is short, so it is
-//! read again here, entry by entry; only after a refusal.
+//! The errors of the `safetensors` crate name the first offence, and for most not the tensor. The
+//! header is short, so after a refusal it is looked at again here, entry by entry.
 
-use safetensors::{Dtype, SafeTensorError, tensor::TensorInfo};
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
 use serde_json::{Map, Value};
 
-use super::{error::Problem, shard::LENGTH_BYTES};
+use super::problem::Problem;
+use crate::config::json::{self, Json};
 
-/// The problems of `file`, whose content `bytes` was refused with `error`.
-pub(super) fn diagnose(file: &str, bytes: &[u8], error: &SafeTensorError) -> Vec<Problem> {
-    let entries = bad_entries(file, bytes).unwrap_or_default();
-    if !entries.is_empty() {
-        return entries;
+/// Bytes of the length that a safetensors file starts with.
+const LENGTH_BYTES: usize = 8;
+/// Longest header in bytes, as in the `safetensors` crate. It is read into memory, the rest is not.
+const MAX_HEADER: usize = 100_000_000;
+
+/// Reads the header of `file`, whose content is `bytes`: what it lists, and where the first tensor's
+/// bytes start.
+pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(Metadata, usize), Vec<Problem>> {
+    let of_file = |reason| {
+        let file = file.to_owned();
+        vec![Problem::File { file, reason }]
+    };
+    let header = header(bytes).map_err(of_file)?;
+    let Json { value, repeated } = json::parse(header).map_err(|stopped| {
+        of_file(match stopped.key.as_str() {
+            "" => format!("invalid JSON in header: {}", stopped.source),
+            key => format!("invalid JSON in header at {key}: {}", stopped.source),
+        })
+    })?;
+    if !repeated.is_empty() {
+        // Of two entries the crate would take either.
+        let problem = |v: crate::config::Violation| {
+            entry_problem(
+                &v.field,
+                file,
+                format!("expected {}, found {}", v.expected, v.found),
+            )
+        };
+        return Err(repeated.into_iter().map(problem).collect());
     }
-    vec![Problem::File {
-        file: file.into(),
-        reason: reason(bytes, error),
-    }]
-}
-
-fn reason(bytes: &[u8], error: &SafeTensorError) -> String {
-    let len = bytes.len();
-    match error {
-        _ if bytes.is_empty() => "the file is empty".to_owned(),
-        SafeTensorError::HeaderTooSmall => {
-            format!("{len} bytes are too few for a safetensors file; is it truncated?")
+    let metadata: Metadata = serde_json::from_value(value).map_err(|error| {
+        let again: Map<String, Value> = serde_json::from_slice(header).unwrap_or_default();
+        let entries = bad_entries(file, &again);
+        if entries.is_empty() {
+            of_file(format!("invalid header: {error}"))
+        } else {
+            entries
         }
-        SafeTensorError::InvalidHeaderLength | SafeTensorError::HeaderTooLarge => format!(
-            "no safetensors file, or truncated: announces a header of {} bytes, has {len} in all",
-            header_len(bytes).unwrap_or_default()
-        ),
-        SafeTensorError::MetadataIncompleteBuffer => match expected_len(bytes) {
-            Some(expected) if expected > len => {
-                format!("truncated: the header lists {expected} bytes, the file has {len}")
-            }
-            Some(expected) => format!("the header lists {expected} bytes, the file has {len}"),
-            None => error.to_string(),
-        },
-        other => other.to_string(),
+    })?;
+    let start = LENGTH_BYTES + header.len();
+    check_len(bytes.len(), start, metadata.data_len()).map_err(of_file)?;
+    Ok((metadata, start))
+}
+
+/// The text of the header, or why there is none.
+fn header(bytes: &[u8]) -> Result<&[u8], String> {
+    let len = bytes.len();
+    if bytes.is_empty() {
+        return Err("the file is empty".to_owned());
+    }
+    let Some((announced, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
+        return Err(format!(
+            "{len} bytes are too few for a safetensors file; is it truncated?"
+        ));
+    };
+    let announced = u64::from_le_bytes(*announced);
+    let header = usize::try_from(announced)
+        .ok()
+        .filter(|&n| n <= MAX_HEADER)
+        .and_then(|n| rest.get(..n));
+    let header = header.ok_or_else(|| {
+        format!(
+            "no safetensors file, or truncated: announces a header of {announced} bytes, has {len} \
+             in all"
+        )
+    })?;
+    std::str::from_utf8(header).map_err(|error| format!("invalid UTF-8 in header: {error}"))?;
+    Ok(header)
+}
+
+/// The tensors end where the file does. Their ends are numbers out of the file: any at all.
+fn check_len(len: usize, start: usize, data: usize) -> Result<(), String> {
+    match start.checked_add(data) {
+        Some(expected) if expected == len => Ok(()),
+        Some(expected) if expected > len => Err(format!(
+            "truncated: the header lists {expected} bytes, the file has {len}"
+        )),
+        Some(expected) => Err(format!(
+            "the header lists {expected} bytes, the file has {len}"
+        )),
+        None => Err(format!(
+            "the header lists more bytes than can be addressed, the file has {len}"
+        )),
     }
 }
 
-fn header_len(bytes: &[u8]) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.first_chunk::<LENGTH_BYTES>()?))
-}
-
-fn header(bytes: &[u8]) -> Option<Map<String, Value>> {
-    let len = usize::try_from(header_len(bytes)?).ok()?;
-    serde_json::from_slice(bytes.get(LENGTH_BYTES..)?.get(..len)?).ok()
-}
-
-/// Entries of tensors, by name.
-fn entries(header: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
-    header.iter().filter(|(name, _)| *name != "__metadata__")
-}
-
-/// Length of the whole file according to its header.
-fn expected_len(bytes: &[u8]) -> Option<usize> {
-    let end = entries(&header(bytes)?)
-        .filter_map(|(_, entry)| entry["data_offsets"][1].as_u64())
-        .max()?;
-    usize::try_from(end + header_len(bytes)?)
-        .ok()?
-        .checked_add(LENGTH_BYTES)
-}
-
-/// Every entry that is wrong in itself; none if the header is no JSON object.
-fn bad_entries(file: &str, bytes: &[u8]) -> Option<Vec<Problem>> {
-    let header = header(bytes)?;
+/// Every entry that is wrong in itself, or does not follow the one before it.
+fn bad_entries(file: &str, header: &Map<String, Value>) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut spans = Vec::new();
-    for (tensor, entry) in entries(&header) {
+    for (tensor, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
         match read_entry(entry) {
             Ok(span) => spans.push((span, tensor)),
             Err(reason) => problems.push(entry_problem(tensor, file, reason)),
@@ -89,7 +120,7 @@ fn bad_entries(file: &str, bytes: &[u8]) -> Option<Vec<Problem>> {
             end = to;
         }
     }
-    Some(problems)
+    problems
 }
 
 fn entry_problem(tensor: &str, file: &str, reason: String) -> Problem {

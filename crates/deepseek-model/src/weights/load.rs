@@ -1,7 +1,7 @@
 //! Loads the weights of the decoder.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     path::Path,
 };
 
@@ -11,12 +11,13 @@ use rayon::prelude::*;
 
 use super::{
     checkpoint::Checkpoint,
-    error::{Problem, Problems, WeightsError},
+    error::WeightsError,
     formats::Element,
     manifest::{Manifest, Target},
+    problem::{Problem, Problems},
     progress::{LoadProgress, Meter},
     resolve::{Resolved, resolve},
-    stored::Stored,
+    stored::{self, Stored},
     table::EngramTable,
 };
 
@@ -75,9 +76,10 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// The checkpoint cannot be read, or does not fit `config`: then all differences are listed (if
-    /// there are none, all tensors with values that are not finite). Or the device does not take a
-    /// tensor.
+    /// The checkpoint cannot be read, or does not fit `config`: then all differences are listed, with
+    /// all scales that are not finite. If there are no differences, all tensors with scales or values
+    /// that are not finite. Or a field of `config` was set to what no file may hold, the tensors do
+    /// not fit the memory, or the device does not take one.
     pub fn load(
         dir: &Path,
         config: &crate::Config,
@@ -87,10 +89,16 @@ impl Weights {
         if !matches!(options.dtype, DType::F32 | DType::BF16) {
             return Err(WeightsError::HeldDtype(options.dtype));
         }
+        config.check_bounds()?;
         let checkpoint = Checkpoint::open(dir)?;
         plausible(config, &checkpoint)?;
         let manifest = Manifest::new(config);
-        let Resolved { sources, tables } = resolve(&manifest, &checkpoint)?;
+        let Resolved {
+            sources,
+            tables,
+            bad_scales,
+        } = resolve(&manifest, &checkpoint)?;
+        fits(&manifest, options, dir)?;
 
         let all = || sources.iter().flatten();
         let total = LoadProgress {
@@ -99,7 +107,14 @@ impl Weights {
             ..LoadProgress::default()
         };
         let meter = Meter::new(total, progress);
-        let mut problems = Vec::new();
+        // In a matrix with a bad scale whole tiles are no numbers, whatever is stored: one problem.
+        let scales = bad_scales.iter().filter_map(Problem::tensor);
+        let scales: HashSet<String> = scales.map(str::to_owned).collect();
+        let explained = |problem: &Problem| {
+            let matrix = problem.tensor();
+            matrix.is_some_and(|matrix| scales.contains(&stored::scale_name(matrix)))
+        };
+        let mut problems = bad_scales;
         let mut tensors = HashMap::with_capacity(manifest.targets.len());
         for (target, parts) in manifest.targets.into_iter().zip(&sources) {
             let dtype = if target.always_f32 {
@@ -113,7 +128,10 @@ impl Weights {
             };
             match tensor {
                 Ok(tensor) => drop(tensors.insert(target.name, tensor)),
-                Err(Unbuilt::Values(found)) => problems.extend(found),
+                Err(Unbuilt::Values(mut found)) => {
+                    found.retain(|problem| !explained(problem));
+                    problems.append(&mut found);
+                }
                 Err(Unbuilt::Device(source)) => {
                     let tensor = target.name;
                     return Err(WeightsError::Device { tensor, source });
@@ -168,6 +186,34 @@ fn plausible(config: &crate::Config, checkpoint: &Checkpoint) -> Result<(), Weig
         needed,
         layers,
         experts,
+    })
+}
+
+/// Refuses tensors that cannot be allocated: the host would end the program. Only their dtype is ours
+/// to choose, their sizes are the checkpoint's.
+fn fits(manifest: &Manifest, options: &LoadOptions, dir: &Path) -> Result<(), WeightsError> {
+    let bytes = |target: &Target| {
+        let element = match options.dtype {
+            DType::BF16 if !target.always_f32 => size_of::<bf16>(),
+            _ => size_of::<f32>(),
+        };
+        let mut axes = target.shape.iter();
+        axes.try_fold(element, |bytes, &n| bytes.checked_mul(n))
+    };
+    let mut sizes = manifest.targets.iter().map(bytes);
+    let bytes = if options.device.is_cpu() {
+        sizes.try_fold(0_usize, |sum, n| sum.checked_add(n?))
+    } else {
+        // The host holds one tensor at a time.
+        sizes.try_fold(0_usize, |most, n| Some(most.max(n?)))
+    };
+    if bytes.is_some_and(|n| Vec::<u8>::new().try_reserve_exact(n).is_ok()) {
+        return Ok(());
+    }
+    Err(WeightsError::Memory {
+        dir: dir.into(),
+        bytes,
+        dtype: options.dtype,
     })
 }
 

@@ -14,13 +14,15 @@ mod header;
 mod load;
 mod manifest;
 mod mapping;
+mod problem;
 mod progress;
 mod resolve;
 mod shard;
 mod stored;
 mod table;
 
-pub use error::{Problem, Problems, WeightsError};
+pub use error::WeightsError;
 pub use load::{LoadOptions, Weights};
+pub use problem::{Problem, Problems};
 pub use progress::LoadProgress;
 pub use table::EngramTable;

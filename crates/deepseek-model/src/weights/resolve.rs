@@ -6,8 +6,9 @@ use rayon::prelude::*;
 
 use super::{
     checkpoint::Checkpoint,
-    error::{Problem, Problems, WeightsError},
+    error::WeightsError,
     manifest::{self, Manifest, Part},
+    problem::Problem,
     stored::{self, Stored},
     table::EngramTable,
 };
@@ -18,11 +19,16 @@ pub(super) struct Resolved {
     pub(super) sources: Vec<Vec<Stored>>,
     /// By layer.
     pub(super) tables: HashMap<usize, EngramTable>,
+    /// Scales that are not finite.
+    pub(super) bad_scales: Vec<Problem>,
 }
 
-/// Finds every part of the manifest; all that is missing, left over or does not fit fails together.
+/// Finds every part of the manifest; all that is missing, left over or does not fit fails together,
+/// with the scales that are not finite. Where all fits, those wait for the values that are not.
 ///
 /// Of the values only the scales are read (a thirty-second of the matrices or less), in parallel.
+/// The others are not looked at here: that takes every byte of the checkpoint, hundreds of gigabytes
+/// of a released one, while the headers say at once that it is the wrong one.
 pub(super) fn resolve(
     manifest: &Manifest,
     checkpoint: &Checkpoint,
@@ -47,9 +53,16 @@ pub(super) fn resolve(
 
     let mut problems = search.finish();
     let matrices = sources.par_iter().flatten();
-    problems.par_extend(matrices.filter_map(Stored::check_scales));
-    Problems::refuse(problems, &checkpoint.dir)?;
-    Ok(Resolved { sources, tables })
+    let bad_scales: Vec<Problem> = matrices.filter_map(Stored::check_scales).collect();
+    if !problems.is_empty() {
+        problems.extend(bad_scales);
+        return Err(WeightsError::in_checkpoint(&checkpoint.dir, problems));
+    }
+    Ok(Resolved {
+        sources,
+        tables,
+        bad_scales,
+    })
 }
 
 struct Search<'a> {

@@ -3,14 +3,11 @@
 use std::{collections::BTreeMap, io, ops::Range, path::Path, sync::Arc};
 
 use safetensors::{
-    Dtype, SafeTensors,
+    Dtype,
     tensor::{Metadata, TensorInfo},
 };
 
-use super::{error::Problem, header, mapping::Mapping};
-
-/// Bytes of the length that a safetensors file starts with.
-pub(super) const LENGTH_BYTES: usize = 8;
+use super::{header, mapping::Mapping, problem::Problem};
 
 /// An open shard.
 #[derive(Debug)]
@@ -63,13 +60,9 @@ pub(super) fn open(path: &Path) -> Result<Tensors, Vec<Problem>> {
             return Err(vec![Problem::File { file, reason }]);
         }
     };
-    match SafeTensors::read_metadata(map.bytes()) {
-        Ok((header_len, metadata)) => {
-            let shard = Arc::new(Shard { map, file });
-            Ok(tensors(&shard, LENGTH_BYTES + header_len, &metadata))
-        }
-        Err(error) => Err(header::diagnose(&file, map.bytes(), &error)),
-    }
+    let (metadata, start) = header::read(&file, map.bytes())?;
+    let shard = Arc::new(Shard { map, file });
+    Ok(tensors(&shard, start, &metadata))
 }
 
 fn tensors(shard: &Arc<Shard>, start: usize, metadata: &Metadata) -> Tensors {

@@ -3,9 +3,9 @@
 use safetensors::Dtype;
 
 use super::{
-    error::Problem,
     formats::{self, E8M0_NAN, Element, GROUP, Plain},
     manifest::Part,
+    problem::Problem,
     shard::RawTensor,
 };
 

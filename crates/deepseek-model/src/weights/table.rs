@@ -31,18 +31,18 @@ impl EngramTable {
     /// # Errors
     ///
     /// A row that the table does not have, or one with a scale or a value that is not finite (a whole
-    /// table is too much to check at load).
-    ///
-    /// # Panics
-    ///
-    /// If `out` is not of `rows.len() * columns` values.
+    /// table is too much to check at load). Or `out` is not of `rows.len() * columns` values.
     pub fn gather(&self, rows: &[i64], out: &mut [f32]) -> Result<(), WeightsError> {
         let columns = self.columns();
-        assert_eq!(
-            out.len(),
-            rows.len() * columns,
-            "one output row of {columns} values per table row"
-        );
+        let expected = rows.len().saturating_mul(columns);
+        if out.len() != expected {
+            return Err(WeightsError::Buffer {
+                tensor: self.0.name.clone(),
+                rows: rows.len(),
+                expected,
+                found: out.len(),
+            });
+        }
         out.par_chunks_exact_mut(columns)
             .zip(rows)
             .try_for_each(|(out, &wanted)| {

@@ -39,6 +39,10 @@ fn every_rule_is_checked() {
         ("hidden_size", json!(0)),
         ("hidden_size", json!(-3)),
         ("hidden_size", json!(5120.5)),
+        ("hidden_size", Value::Null),
+        ("hidden_size", json!("5120")),
+        ("eos_token_id", json!([1, -1])),
+        ("eos_token_id", json!(vec![1; 4097])),
         ("hidden_size", json!(1_u64 << 40)),
         ("num_hidden_layers", json!(100_000)),
         ("num_key_value_heads", json!(8)),
@@ -141,6 +145,56 @@ fn violations_are_reported_together() {
     };
     let fields: Vec<&str> = violations.iter().map(|v| v.field.as_str()).collect();
     assert!(fields.contains(&"hidden_size") && fields.contains(&"rope_scaling.factor"));
+}
+
+/// JSON has numbers that f64 has not, and the parser stops there: the error says under which key.
+#[test]
+fn numbers_that_are_none_are_named_by_key_and_line() {
+    let text = serde_json::to_string_pretty(&release()).unwrap();
+    let mut report = String::new();
+    for (key, value, by) in [
+        ("rms_norm_eps", "1e-20", "1e400"),
+        ("hidden_size", "5120", "-1e999"),
+        ("factor", "16", "1e309"),
+        ("hc_eps", "1e-6", ".5"),
+        ("rope_theta", "10000", "1_000"),
+        ("swiglu_limit", "10.0", "NaN"),
+        ("num_attention_heads", "64", "0x40"),
+    ] {
+        let line = format!("\"{key}\": {value}");
+        assert!(text.contains(&line), "{line}");
+        let text = text.replace(&line, &format!("\"{key}\": {by}"));
+        let error = Config::from_json(&text, "config.json".as_ref()).unwrap_err();
+        writeln!(report, "{key} = {by}\n{}\n", chain(&error)).unwrap();
+    }
+    insta::assert_snapshot!("no_numbers", report);
+}
+
+/// Of two values for a key the parser would take the last and say nothing.
+#[test]
+fn keys_that_are_there_twice() {
+    let text = release().to_string();
+    let doubled = text
+        .replace(
+            "\"hidden_size\":5120",
+            "\"hidden_size\":4096,\"hidden_size\":5120",
+        )
+        .replace("\"factor\":16", "\"factor\":16,\"factor\":\"16\"")
+        .replace("\"o_groups\":8", "\"o_groups\":7");
+    let error = Config::from_json(&doubled, "config.json".as_ref()).unwrap_err();
+    insta::assert_snapshot!("twice", error.to_string());
+}
+
+/// A list of a million ids is neither printed nor compared pair by pair.
+#[test]
+fn long_lists_are_refused_by_their_length() {
+    let million: Vec<u32> = (0..1_000_000).collect();
+    let error = changed(|text| {
+        text["engram_layer_ids"] = json!(million);
+        text["eos_token_id"] = json!(million);
+        text["kv_source_layer_ids"] = json!(million);
+    });
+    insta::assert_snapshot!("long_lists", error.unwrap_err().to_string());
 }
 
 #[test]

@@ -76,7 +76,16 @@ fn broken_indexes() {
     for (name, text) in [
         ("index_no_json", "{\"weight_map\": {"),
         ("index_no_map", "{\"metadata\": {}}"),
-        ("index_bad_map", "{\"weight_map\": {\"norm.weight\": 3}}"),
+        (
+            "index_bad_map",
+            "{\"weight_map\": {\"norm.weight\": 3, \"a\": \"b\", \"c\": null}}",
+        ),
+        ("index_map_of_wrong_type", "{\"weight_map\": []}"),
+        ("index_bad_number", "{\"weight_map\": {\"a\": 1e400}}"),
+        (
+            "index_twice",
+            "{\"weight_map\": {\"a\": \"1.safetensors\", \"a\": \"2.safetensors\"}}",
+        ),
     ] {
         fs::write(dir.path().join("model.safetensors.index.json"), text).unwrap();
         insta::assert_snapshot!(name, refusal(dir.path()));
@@ -153,6 +162,15 @@ fn damaged_headers() {
         "c": {"dtype": "U8", "shape": [2], "data_offsets": [4, 6]}
     }"#;
     insta::assert_snapshot!("header_gaps", refusal_of_bytes(&file(gaps, 6)));
+
+    // Either entry fits the bytes.
+    let twice = r#"{
+        "a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
+        "a": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}
+    }"#;
+    insta::assert_snapshot!("header_twice", refusal_of_bytes(&file(twice, 2)));
+    let number = r#"{"a": {"dtype": "U8", "shape": [1e400], "data_offsets": [0, 2]}}"#;
+    insta::assert_snapshot!("header_number", refusal_of_bytes(&file(number, 2)));
 }
 
 /// One of each kind, all in one error.
@@ -402,6 +420,32 @@ fn values_must_be_finite() {
     insta::assert_snapshot!("values", text);
 }
 
+/// In one error, since both are found in one reading; of a matrix with a bad scale the scale alone,
+/// although its values are no numbers either.
+#[test]
+fn scales_and_values_that_are_not_finite_are_reported_together() {
+    let text = refusal_of(|tensors| {
+        for name in ["layers.0.attn.wkv.scale", "layers.6.attn.wkv.scale"] {
+            tensors.get_mut(name).unwrap().bytes[0] = 255;
+        }
+        for name in ["norm.weight", "layers.0.attn.q_norm.weight", "embed.weight"] {
+            tensors.get_mut(name).unwrap().bytes[..4].fill(0xff);
+        }
+    });
+    insta::assert_snapshot!("not_finite", text);
+}
+
+/// Values are not read while anything else is wrong: that would take all of a checkpoint's bytes.
+#[test]
+fn values_wait_for_the_differences() {
+    let text = refusal_of(|tensors| {
+        tensors.get_mut("norm.weight").unwrap().bytes[..4].fill(0xff);
+        tensors.get_mut("layers.0.attn.wkv.scale").unwrap().bytes[0] = 255;
+        tensors.remove("embed.weight");
+    });
+    insta::assert_snapshot!("differences_first", text);
+}
+
 #[test]
 fn a_table_value_must_be_finite() {
     let mut tensors = tensors();
@@ -413,6 +457,8 @@ fn a_table_value_must_be_finite() {
     let table = weights.take_table(1).unwrap();
     let error = table.gather(&[9], &mut [0.0; 32]).unwrap_err();
     insta::assert_snapshot!("table_value", error.to_string());
+    let error = table.gather(&[8, 10], &mut [0.0; 32]).unwrap_err();
+    insta::assert_snapshot!("table_buffer", error.to_string());
 }
 
 /// A configuration of millions of tensors is refused before they are named.
