@@ -126,6 +126,80 @@ fn refused_steps_say_why_and_change_nothing() {
     insta::assert_snapshot!(texts.0);
 }
 
+/// Slots and generations of two caches of one model are the same numbers: without more, an id of
+/// one would name a sequence of the other, and its step would extend the wrong text.
+#[test]
+fn an_id_of_another_cache_is_refused_everywhere() {
+    let mut cache = MODEL.new_cache(OPTIONS).unwrap();
+    let mut other = MODEL.new_cache(OPTIONS).unwrap();
+    let (own, foreign) = (cache.add(PROMPT).unwrap(), other.add(PROMPT).unwrap());
+    assert_eq!(own.to_string(), foreign.to_string());
+    assert_ne!(own, foreign);
+
+    let mut texts = Texts::default();
+    let tokens = [5, 6, 7];
+    let request = |sequence| StepRequest {
+        sequence,
+        tokens: &tokens,
+        logits: LogitRows::None,
+    };
+    let step = [request(own), request(foreign)];
+    texts.add("a step", MODEL.forward(&step, &mut cache));
+    texts.add("its length", cache.len(foreign));
+    texts.add("its window KV", cache.window_kv(foreign, 0));
+    texts.add("its compressed KV", cache.compressed(foreign, 2));
+    texts.add("removing it", cache.remove(foreign));
+    assert_eq!(
+        (cache.len(own).unwrap(), other.len(foreign).unwrap()),
+        (0, 0)
+    );
+
+    drop(other);
+    texts.add("after its cache is gone", cache.len(foreign));
+    texts.add("a layer too many", cache.window_kv(own, 9));
+    texts.add("a layer too many", cache.compressed(own, 9));
+    texts.add("a layer that is no KV source", cache.compressed(own, 3));
+    insta::assert_snapshot!(texts.0);
+}
+
+/// Ids are passed by value, one a request and step.
+#[test]
+fn an_id_is_small() {
+    assert!(size_of::<deepseek_model::SequenceId>() <= 16);
+}
+
+/// A field is public, so what was read may have been changed to what no file may hold.
+#[test]
+fn a_changed_configuration_is_refused_before_it_is_computed_with() {
+    type Change = fn(&mut deepseek_model::Config);
+    let changes: [(&str, Change); 7] = [
+        ("no heads", |c| c.num_heads = 0),
+        ("no groups", |c| c.o_groups = 0),
+        ("a head without end", |c| c.head_dim = usize::MAX),
+        ("no layers", |c| c.layers.clear()),
+        ("a source without groups", |c| c.layers[2].ratio = 0),
+        ("a source to come", |c| c.layers[3].kv_source = Some(5)),
+        ("a table that is not there", |c| {
+            c.layers[1].engram = Some(0);
+        }),
+    ];
+    let mut texts = Texts::default();
+    for (what, change) in changes {
+        let mut config = MODEL.config().clone();
+        change(&mut config);
+        let cache = KvCache::new(&config, OPTIONS, &candle_core::Device::Cpu);
+        texts.add(what, cache);
+        let options = deepseek_model::weights::LoadOptions {
+            device: candle_core::Device::Cpu,
+            dtype: candle_core::DType::F32,
+        };
+        let dir = checkpoint("bf16-s1");
+        let weights = deepseek_model::weights::Weights::load(&dir, &config, &options, &|_| {});
+        assert!(weights.is_err(), "{what}");
+    }
+    insta::assert_snapshot!(texts.0);
+}
+
 #[test]
 fn refused_caches_and_sequences_say_why() {
     let mut texts = Texts::default();
@@ -166,7 +240,7 @@ fn refused_caches_and_sequences_say_why() {
         texts.add(what, KvCache::new(MODEL.config(), options, &device));
     }
     let mut wide = MODEL.config().clone();
-    wide.head_dim = 1 << 31;
+    wide.head_dim = (1 << 31) - 1;
     let options = CacheOptions {
         max_tokens: 1 << 20,
         ..OPTIONS
@@ -210,7 +284,17 @@ fn refused_models_say_why() {
             ..Default::default()
         }),
     );
-    insta::assert_snapshot!(texts.0);
+    // One token more than the embedding has rows.
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "tokenizer.json"] {
+        let text = std::fs::read_to_string(checkpoint("engram-s1").join(name)).unwrap();
+        let text = text.replace("\"vocab_size\": 288", "\"vocab_size\": 287");
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let model = Model::load(dir.path(), ModelOptions::default(), &|_| {});
+    texts.add("a tokenizer of another model", model);
+    let text = texts.0.replace(dir.path().to_str().unwrap(), "DIR");
+    insta::assert_snapshot!(text);
 }
 
 /// A long generation ends at the model's last position, not with an error.

@@ -1,5 +1,6 @@
 //! The KV cache of many sequences: window rings, compressed entries in pages, open groups.
 
+mod error;
 mod pages;
 mod sequence;
 mod step;
@@ -10,80 +11,13 @@ use std::num::NonZeroU32;
 use candle_core::{Device, Tensor};
 use replay_core::ReplayPolicy;
 
+pub use error::CacheError;
 pub(crate) use pages::PagePool;
 pub(crate) use sequence::{Sequence, Sequences};
 pub use sequence::{SequenceId, SequenceOptions};
 pub(crate) use storage::{PagedRows, RowRing};
 
 use crate::{Config, Error, Result, replay::ReplayPlanner};
-
-/// Why the cache cannot take a sequence or a step.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CacheError {
-    /// `max_sequences` or `max_tokens` is 0.
-    #[error("cache: {field} must be at least 1, got 0")]
-    Empty {
-        /// The field of [`CacheOptions`].
-        field: &'static str,
-    },
-    /// The storage does not fit the memory.
-    #[error(
-        "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",
-        match bytes {
-            Some(bytes) => format!("{bytes} bytes of memory, expected no more than can be allocated"),
-            None => "more rows or bytes than can be addressed".to_owned(),
-        }
-    )]
-    TooLarge {
-        /// Bytes of all storage; `None` if more than can be addressed.
-        bytes: Option<u64>,
-        /// Sequences asked for.
-        max_sequences: usize,
-        /// Tokens asked for.
-        max_tokens: usize,
-    },
-    /// Every slot is taken.
-    #[error("cache: all {max} sequences are in use (CacheOptions::max_sequences)")]
-    NoSlot {
-        /// Slots of the cache.
-        max: usize,
-    },
-    /// The pages left do not hold the tokens of the step.
-    #[error(
-        "cache: {needed} more pages of {page_tokens} tokens are needed, {free} are free (CacheOptions::max_tokens)"
-    )]
-    NoPages {
-        /// Pages the step needs.
-        needed: usize,
-        /// Pages left.
-        free: usize,
-        /// Tokens of one page.
-        page_tokens: usize,
-    },
-    /// The id names no sequence of this cache, or one that was removed.
-    #[error("cache: {id} is not in this cache")]
-    UnknownSequence {
-        /// What was asked for.
-        id: SequenceId,
-    },
-    /// The cache was made for a model of another configuration.
-    #[error("cache: it was made for a model of another configuration")]
-    OtherModel,
-    /// A prompt of no tokens.
-    #[error("cache: a prompt must have at least 1 token")]
-    EmptyPrompt,
-    /// The prompt does not fit the model's positions.
-    #[error(
-        "cache: a prompt of {prompt_len} tokens exceeds the model's {max_positions} positions (max_position_embeddings)"
-    )]
-    PromptTooLong {
-        /// Tokens of the prompt.
-        prompt_len: usize,
-        /// Positions of the model.
-        max_positions: usize,
-    },
-}
 
 /// What a cache is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,8 +75,8 @@ impl KvCache {
     /// An empty cache for a model of this configuration.
     ///
     /// # Errors
-    /// If an option is 0, or the model cannot replay and the policy is not `Off` (one named
-    /// reason), or memory runs out.
+    /// If an option is 0, a field of `config` was set to what no file may hold, the model cannot
+    /// replay and the policy is not `Off` (one named reason), or memory runs out.
     pub fn new(config: &Config, options: CacheOptions, device: &Device) -> Result<Self> {
         for (field, value) in [
             ("max_sequences", options.max_sequences),
@@ -152,6 +86,7 @@ impl KvCache {
                 return Err(CacheError::Empty { field }.into());
             }
         }
+        config.check_bounds()?;
         let planner = ReplayPlanner::new(config, options.policy, options.sampled_rows)?;
         let (pages, page_tokens) = plan_pages(config, options, device)?;
         let layers = (0..config.layers.len())
@@ -216,13 +151,10 @@ impl KvCache {
     /// Rows that the policy did not run in this layer hold whatever was there before.
     ///
     /// # Errors
-    /// If the cache does not hold the sequence.
-    ///
-    /// # Panics
-    /// If the model has no such layer.
+    /// If the cache does not hold the sequence, or the model has no such layer.
     pub fn window_kv(&self, id: SequenceId, layer: usize) -> Result<Tensor> {
         let sequence = self.sequences.get(id)?;
-        let ring = &self.layers[layer].window;
+        let ring = &self.layer(layer)?.window;
         let first = sequence.len.saturating_sub(ring.capacity());
         select(
             ring.data(),
@@ -233,16 +165,11 @@ impl KvCache {
     /// Compressed KV `[entries, D]` and index keys `[entries, index_dim]` of a KV source.
     ///
     /// # Errors
-    /// If the cache does not hold the sequence.
-    ///
-    /// # Panics
-    /// If the layer is no KV source.
+    /// If the cache does not hold the sequence, or the layer is no KV source.
     pub fn compressed(&self, id: SequenceId, layer: usize) -> Result<(Tensor, Tensor)> {
         let sequence = self.sequences.get(id)?;
-        let source = self.layers[layer]
-            .source
-            .as_ref()
-            .expect("the layer is no KV source");
+        let source = self.layer(layer)?.source.as_ref();
+        let source = source.ok_or(CacheError::NoSource { layer })?;
         let entries = sequence.len * source.entries.per_page() / self.pool.page_tokens();
         let rows = |pages: &PagedRows| {
             select(
@@ -251,6 +178,12 @@ impl KvCache {
             )
         };
         Ok((rows(&source.entries)?, rows(&source.index_keys)?))
+    }
+
+    fn layer(&self, layer: usize) -> Result<&LayerCache, CacheError> {
+        let layers = self.layers.len();
+        let found = self.layers.get(layer);
+        found.ok_or(CacheError::NoLayer { layer, layers })
     }
 
     /// Overwrites every slot of every layer, used or not. Filled with NaN before the first

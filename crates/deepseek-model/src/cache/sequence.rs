@@ -1,12 +1,18 @@
 //! The sequences of a cache: their slots, lengths and pages.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use super::CacheError;
 
-/// Names a sequence of one cache. An id of a removed sequence stays invalid when its slot is reused.
+/// Names a sequence of one cache; every other cache refuses it. An id of a removed sequence stays
+/// invalid when its slot is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SequenceId {
+    /// The cache that gave the id out: slots and generations of any two caches are alike.
+    cache: u64,
     slot: u32,
     generation: u32,
 }
@@ -48,6 +54,9 @@ pub(crate) struct Sequence {
 /// Slots and what is in them.
 #[derive(Debug)]
 pub(crate) struct Sequences {
+    /// Of the cache, and of no other in this process.
+    cache: u64,
+    /// With the generation of the sequence that is there or comes next.
     slots: Vec<(u32, Option<Sequence>)>,
     max_positions: usize,
 }
@@ -57,7 +66,11 @@ impl Sequences {
     pub(crate) const SLOT_BYTES: usize = size_of::<(u32, Option<Sequence>)>();
 
     pub(crate) fn new(max: usize, max_positions: usize) -> Self {
+        // In 64 bits: a program that makes caches all its life never sees a number twice.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
+            // Nothing but the number is shared, so no order with other memory is needed.
+            cache: NEXT.fetch_add(1, Ordering::Relaxed),
             slots: vec![(0, None); max],
             max_positions,
         }
@@ -97,28 +110,39 @@ impl Sequences {
             tail: Vec::new(),
         });
         Ok(SequenceId {
+            cache: self.cache,
             slot: slot as u32,
             generation: self.slots[slot].0,
         })
     }
 
     pub(crate) fn remove(&mut self, id: SequenceId) -> Result<Sequence, CacheError> {
-        self.get(id)?;
+        self.check(id)?;
         let (generation, sequence) = &mut self.slots[id.slot()];
-        *generation += 1;
+        // Only an id kept while one slot was reused four thousand million times comes round again.
+        *generation = generation.wrapping_add(1);
         sequence.take().ok_or(CacheError::UnknownSequence { id })
     }
 
     pub(crate) fn get(&self, id: SequenceId) -> Result<&Sequence, CacheError> {
-        match self.slots.get(id.slot()) {
-            Some((generation, Some(sequence))) if *generation == id.generation => Ok(sequence),
-            _ => Err(CacheError::UnknownSequence { id }),
-        }
+        self.check(id)?;
+        let sequence = self.slots[id.slot()].1.as_ref();
+        sequence.ok_or(CacheError::UnknownSequence { id })
     }
 
     pub(crate) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, CacheError> {
-        match self.slots.get_mut(id.slot()) {
-            Some((generation, Some(sequence))) if *generation == id.generation => Ok(sequence),
+        self.check(id)?;
+        let sequence = self.slots[id.slot()].1.as_mut();
+        sequence.ok_or(CacheError::UnknownSequence { id })
+    }
+
+    /// Whether the id is one of this cache, and of what is in its slot now.
+    fn check(&self, id: SequenceId) -> Result<(), CacheError> {
+        if id.cache != self.cache {
+            return Err(CacheError::OtherCache { id });
+        }
+        match self.slots.get(id.slot()) {
+            Some((generation, Some(_))) if *generation == id.generation => Ok(()),
             _ => Err(CacheError::UnknownSequence { id }),
         }
     }

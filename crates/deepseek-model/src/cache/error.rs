@@ -1,0 +1,92 @@
+//! Why a cache refuses.
+
+use super::SequenceId;
+
+/// Why the cache cannot take a sequence or a step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// `max_sequences` or `max_tokens` is 0.
+    #[error("cache: {field} must be at least 1, got 0")]
+    Empty {
+        /// The field of [`CacheOptions`](super::CacheOptions).
+        field: &'static str,
+    },
+    /// The storage does not fit the memory.
+    #[error(
+        "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",
+        match bytes {
+            Some(bytes) => format!("{bytes} bytes of memory, expected no more than can be allocated"),
+            None => "more rows or bytes than can be addressed".to_owned(),
+        }
+    )]
+    TooLarge {
+        /// Bytes of all storage; `None` if more than can be addressed.
+        bytes: Option<u64>,
+        /// Sequences asked for.
+        max_sequences: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+    },
+    /// Every slot is taken.
+    #[error("cache: all {max} sequences are in use (CacheOptions::max_sequences)")]
+    NoSlot {
+        /// Slots of the cache.
+        max: usize,
+    },
+    /// The pages left do not hold the tokens of the step.
+    #[error(
+        "cache: {needed} more pages of {page_tokens} tokens are needed, {free} are free (CacheOptions::max_tokens)"
+    )]
+    NoPages {
+        /// Pages the step needs.
+        needed: usize,
+        /// Pages left.
+        free: usize,
+        /// Tokens of one page.
+        page_tokens: usize,
+    },
+    /// The sequence was added to another cache. Slots are numbered alike in all caches: taken for
+    /// its own, the id would name whatever sequence is in the same slot here.
+    #[error("cache: expected a sequence of this cache, got {id} of another")]
+    OtherCache {
+        /// What was asked for.
+        id: SequenceId,
+    },
+    /// The sequence was removed.
+    #[error("cache: {id} is not in this cache: it was removed")]
+    UnknownSequence {
+        /// What was asked for.
+        id: SequenceId,
+    },
+    /// The cache was made for a model of another configuration.
+    #[error("cache: it was made for a model of another configuration")]
+    OtherModel,
+    /// A layer that the model does not have.
+    #[error("cache: expected a layer below {layers}, got {layer}")]
+    NoLayer {
+        /// What was asked for.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A layer that writes no compressed KV.
+    #[error("cache: expected a KV source, got layer {layer}, which is none")]
+    NoSource {
+        /// What was asked for.
+        layer: usize,
+    },
+    /// A prompt of no tokens.
+    #[error("cache: a prompt must have at least 1 token")]
+    EmptyPrompt,
+    /// The prompt does not fit the model's positions.
+    #[error(
+        "cache: a prompt of {prompt_len} tokens exceeds the model's {max_positions} positions (max_position_embeddings)"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_len: usize,
+        /// Positions of the model.
+        max_positions: usize,
+    },
+}
