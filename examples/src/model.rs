@@ -118,6 +118,7 @@ impl ModelArgs {
         let dir = self.dir()?;
         let config = Config::load(dir)?;
         let tokenizer = Tokenizer::load(dir)?;
+        tokenizer.check_fits(config.vocab_size)?;
         Ok(Checkpoint { config, tokenizer })
     }
 
