@@ -19,7 +19,7 @@ pub struct ModelArgs {
     /// A relative path starts at the current directory.
     #[arg(long, value_name = "DIR", default_value = "models/v41-demo")]
     pub model: PathBuf,
-    /// Where the model runs: cpu, the only one so far, or cuda:N for GPU number N.
+    /// Where the model runs: cpu, or cuda:N for GPU number N (in a build with the feature cuda).
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
     /// Type of activations: f32 is the clean reference, bf16 as released.
@@ -84,7 +84,7 @@ impl DeviceArg {
         };
         ensure!(
             candle_core::utils::cuda_is_available(),
-            "--device {self}: this program was built without CUDA: the decoder runs on the cpu so far"
+            "--device {self}: this program was built without CUDA: build it with --features cuda"
         );
         // A stream of its own: kernels on the legacy default stream cannot be captured in graphs.
         Device::new_cuda_with_stream(number).with_context(|| format!("--device {self}"))

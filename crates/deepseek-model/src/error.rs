@@ -45,6 +45,12 @@ pub enum Error {
     /// Rows could not be moved.
     #[error(transparent)]
     Rows(#[from] replay_cuda::Error),
+    /// A graph could not be captured or launched.
+    #[error(transparent)]
+    Graph(#[from] replay_graph::Error),
+    /// Sizes that no graph can be captured for.
+    #[error(transparent)]
+    CaptureSizes(#[from] replay_core::CaptureSizesError),
     /// A tensor operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -53,6 +53,7 @@ mod cache;
 pub mod config;
 pub mod engram;
 mod error;
+mod forward;
 mod generate;
 mod layers;
 mod model;
@@ -60,6 +61,7 @@ mod ops;
 mod pcg;
 mod replay;
 mod rows;
+mod runner;
 pub mod sampler;
 mod step;
 pub mod tokenizer;
@@ -71,8 +73,9 @@ pub use error::{Error, Result};
 pub use generate::{Event, FinishReason, GenerateOptions, GenerateSummary, Generation, Generator};
 pub use layers::Observer;
 pub use model::{Model, ModelError, ModelOptions};
-pub use ops::{Rounding, round_groups};
+pub use ops::{Rounding, Site, round_groups};
 pub use replay_core::ReplayPolicy;
+pub use runner::{Graphs, Runner, RunnerOptions, StepMode};
 pub use step::{LayerStats, LogitRows, StepError, StepOutput, StepRequest, StepStats};
 
 /// The README's example, run as a test.

@@ -1,17 +1,16 @@
-//! The model: loading, and the forward pass over a packed batch.
+//! The model: loading, and what one asks of it.
 
-use std::{path::Path, rc::Rc};
+use std::path::Path;
 
-use candle_core::{DType, Device, Module, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::Embedding;
 use replay_core::Window;
 
 use crate::{
-    CacheOptions, Config, KvCache, LayerStats, Result, StepOutput, StepRequest, StepStats,
+    CacheOptions, Config, KvCache, Result, StepOutput, StepRequest,
     engram::{NgramHasher, TokenMap},
-    layers::{DecoderLayer, Observer, RowState, StepContext},
-    ops::{Act, Linear, RopeFrequencies, collapse_norm},
-    rows::Rows,
+    layers::{DecoderLayer, Observer},
+    ops::{Act, Linear, RopeFrequencies, Site},
     tokenizer::Tokenizer,
     weights::{LoadOptions, LoadProgress, Weights},
 };
@@ -28,8 +27,16 @@ pub enum ModelError {
         /// What was found.
         cause: candle_core::Error,
     },
+    /// The same, found on a device after the step.
+    #[error("layer {layer}: the values that {site} chooses by are not finite")]
+    NotFiniteOnDevice {
+        /// The layer.
+        layer: usize,
+        /// What chooses.
+        site: Site,
+    },
     /// A device that the decoder does not run on.
-    #[error("the decoder runs on the cpu, got device {device}")]
+    #[error("the decoder runs on the cpu and on CUDA devices, got device {device}")]
     Device {
         /// The device asked for.
         device: String,
@@ -48,7 +55,7 @@ pub struct ModelOptions {
     /// Where it runs.
     pub device: Device,
     /// Dtype of activations: `F32`, the clean reference, or `BF16`, as released. On a CPU values
-    /// are kept in f32 and rounded where bf16 would be stored.
+    /// are kept in f32 and rounded where bf16 would be stored; a CUDA device holds them as bf16.
     pub dtype: DType,
     /// Whether cached values are rounded to the formats the released cache stores.
     pub round_cache: bool,
@@ -68,16 +75,16 @@ impl Default for ModelOptions {
 /// A loaded decoder.
 #[derive(Debug)]
 pub struct Model {
-    config: Config,
-    options: ModelOptions,
-    act: Act,
-    window: Window,
-    frequencies: [RopeFrequencies; 2],
-    hasher: Option<NgramHasher>,
-    embed: Embedding,
-    layers: Vec<DecoderLayer>,
-    norm: Tensor,
-    head: Linear,
+    pub(crate) config: Config,
+    pub(crate) options: ModelOptions,
+    pub(crate) act: Act,
+    pub(crate) window: Window,
+    pub(crate) frequencies: [RopeFrequencies; 2],
+    pub(crate) hasher: Option<NgramHasher>,
+    pub(crate) embed: Embedding,
+    pub(crate) layers: Vec<DecoderLayer>,
+    pub(crate) norm: Tensor,
+    pub(crate) head: Linear,
 }
 
 impl Model {
@@ -105,7 +112,7 @@ impl Model {
         };
         let load = LoadOptions {
             device: options.device.clone(),
-            dtype: DType::F32,
+            dtype: held_dtype(&options),
         };
         let mut weights = Weights::load(dir, &config, &load, progress)?;
         let layers = (0..config.layers.len())
@@ -115,8 +122,8 @@ impl Model {
             act,
             window: Window::new(config.sliding_window as u32)?,
             frequencies: [
-                RopeFrequencies::new(&config, false),
-                RopeFrequencies::new(&config, true),
+                RopeFrequencies::new(&config, false, &options.device)?,
+                RopeFrequencies::new(&config, true, &options.device)?,
             ],
             hasher,
             embed: Embedding::new(weights.take("embed.weight")?, config.hidden_size),
@@ -138,7 +145,12 @@ impl Model {
     /// # Errors
     /// As [`KvCache::new`].
     pub fn new_cache(&self, options: CacheOptions) -> Result<KvCache> {
-        KvCache::new(&self.config, options, &self.options.device)
+        KvCache::new(
+            &self.config,
+            options,
+            &self.options.device,
+            held_dtype(&self.options),
+        )
     }
 
     /// Runs one packed step: the next tokens of each request, prefill chunks and decode rows mixed.
@@ -219,137 +231,35 @@ impl Model {
         cache: &mut KvCache,
         observer: Option<Observer<'_>>,
     ) -> Result<StepOutput> {
-        let checked = cache.check(requests, &self.config)?;
-        cache.reserve(requests, &checked)?;
-        // Inside the pool, the many small parallel loops start without a hand-over.
-        let output = rayon::scope(|_| self.run(requests, cache, observer))?;
-        cache.advance(requests, self.lookback());
-        Ok(output)
-    }
-
-    fn run(
-        &self,
-        requests: &[StepRequest<'_>],
-        cache: &KvCache,
-        observer: Option<Observer<'_>>,
-    ) -> Result<StepOutput> {
-        let sequences: Vec<_> = requests
-            .iter()
-            .map(|r| cache.sequences.get(r.sequence))
-            .collect::<Result<_, _>>()?;
-        let all = Rc::new(Rows::pack(
-            requests
-                .iter()
-                .zip(&sequences)
-                .map(|(r, s)| (r.sequence.slot(), s.len, r.tokens.len())),
-        ));
-        let replay = cache.planner.plan(requests, &sequences)?;
-        let ctx = StepContext {
-            config: &self.config,
-            act: self.act,
-            window: self.window,
-            round_cache: self.options.round_cache,
-            frequencies: &self.frequencies,
-            layers: &cache.layers,
-            pages: sequences.iter().map(|s| s.pages.as_slice()).collect(),
-            table_rows: self.table_rows(requests, &sequences)?,
-            observer,
-        };
-        let tokens: Vec<u32> = requests.iter().flat_map(|r| r.tokens).copied().collect();
-        let mut state = self.embed(&tokens)?;
-        let mut stats = StepStats {
-            query_rows: all.counts(),
-            layers: Vec::with_capacity(self.layers.len()),
-        };
-        let whole = vec![0; requests.len()];
-        let first = replay
-            .as_ref()
-            .map_or(self.layers.len(), super::replay::Replay::first_layer);
-        for layer in &self.layers[..first] {
-            let entered = layer.enter(&ctx, state, &all)?;
-            state = layer.run(&ctx, entered, &all, &all, &whole)?;
-            stats.layers.push(LayerStats {
-                written: all.counts(),
-                run: all.counts(),
-            });
-        }
-        let hidden = match &replay {
-            None => self.finish(&state)?,
-            Some(replay) => replay.run(
-                &self.layers[first..],
-                &ctx,
-                state,
-                all.clone(),
-                &mut stats,
-                |state| self.finish(state),
-            )?,
-        };
-        ctx.note(|| "final_norm".into(), &hidden);
-        let (rows, ranges) = read_rows(requests, &all);
-        let logits = self.head.forward(&select(&hidden, &rows)?, Act::F32)?;
-        Ok(StepOutput {
-            logits,
-            ranges,
-            stats,
-        })
-    }
-
-    /// `[rows, n, h]` copies of the embedding; the first sublayer reads stream 0.
-    fn embed(&self, tokens: &[u32]) -> Result<RowState> {
-        let (rows, n, h) = (tokens.len(), self.config.hc_mult, self.config.hidden_size);
-        let device = &self.options.device;
-        let x = self.embed.forward(&Tensor::new(tokens, device)?)?;
-        let streams = x.unsqueeze(1)?.broadcast_as((rows, n, h))?.contiguous()?;
-        let mut pre = vec![0f32; rows * n];
-        pre.iter_mut().step_by(n).for_each(|x| *x = 1.0);
-        let pre = Tensor::from_vec(pre, (rows, n), device)?;
-        Ok(RowState {
-            streams,
-            pre,
-            choice: None,
-            candidates: None,
-        })
-    }
-
-    /// The final norm: `[rows, h]`.
-    fn finish(&self, state: &RowState) -> Result<Tensor> {
-        Ok(collapse_norm(
-            &state.streams,
-            &state.pre,
-            &self.norm,
-            self.config.rms_norm_eps,
-            self.act,
-        )?)
-    }
-
-    /// Token ids that a later step's n-grams reach back to.
-    fn lookback(&self) -> usize {
-        self.config.engram.as_ref().map_or(0, |e| e.max_ngram - 1)
-    }
-
-    /// Table rows of every engram table for all rows of the step.
-    fn table_rows(
-        &self,
-        requests: &[StepRequest<'_>],
-        sequences: &[&crate::cache::Sequence],
-    ) -> Result<Vec<Vec<i64>>> {
-        let Some(hasher) = &self.hasher else {
-            return Ok(Vec::new());
-        };
-        let tables = self.config.engram.as_ref().map_or(0, |e| e.layers.len());
-        let mut rows = vec![Vec::new(); tables];
-        for (table, rows) in rows.iter_mut().enumerate() {
-            for (request, sequence) in requests.iter().zip(sequences) {
-                hasher.table_rows(table, request.tokens, &sequence.tail, rows)?;
+        self.step(requests, cache, |cache| {
+            let run = || self.run(requests, cache, observer);
+            if self.options.device.is_cpu() {
+                // Inside the pool, the many small parallel loops start without a hand-over.
+                rayon::scope(|_| run())
+            } else {
+                run()
             }
-        }
-        Ok(rows)
+        })
+    }
+
+    /// The device that the model runs on.
+    pub fn device(&self) -> &Device {
+        &self.options.device
+    }
+}
+
+/// Dtype in which the device holds activations, and the matrices that multiply them.
+pub(crate) fn held_dtype(options: &ModelOptions) -> DType {
+    if options.device.is_cpu() {
+        DType::F32
+    } else {
+        options.dtype
     }
 }
 
 /// Activation rounding for the options, which must be ones the decoder runs with.
 fn activation(options: &ModelOptions) -> Result<Act> {
-    if !options.device.is_cpu() {
+    if !options.device.is_cpu() && !options.device.is_cuda() {
         return Err(ModelError::Device {
             device: format!("{:?}", options.device.location()),
         }
@@ -363,22 +273,4 @@ fn activation(options: &ModelOptions) -> Result<Act> {
         }
         .into()),
     }
-}
-
-/// Batch rows whose logits are read, and each request's range among them.
-fn read_rows(requests: &[StepRequest<'_>], all: &Rows) -> (Vec<u32>, Vec<std::ops::Range<usize>>) {
-    let mut rows = Vec::new();
-    let mut ranges = Vec::with_capacity(requests.len());
-    for (request, span) in requests.iter().zip(all.spans()) {
-        let start = rows.len();
-        let all = span.rows();
-        let read = all.end - request.logits.count(all.len())..all.end;
-        rows.extend(read.map(|row| row as u32));
-        ranges.push(start..rows.len());
-    }
-    (rows, ranges)
-}
-
-fn select(hidden: &Tensor, rows: &[u32]) -> Result<Tensor> {
-    Ok(replay_cuda::gather_rows(&[hidden], rows)?.remove(0))
 }

@@ -153,7 +153,8 @@ impl Replay {
         finish: impl FnOnce(&RowState) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let n_rows = all.len();
-        let (h, device) = (ctx.config.hidden_size, state.streams.device().clone());
+        let h = ctx.config.hidden_size;
+        let (dtype, device) = (state.streams.dtype(), state.streams.device().clone());
         let mut decoder = ReplayPart {
             layers,
             ctx,
@@ -171,11 +172,7 @@ impl Replay {
             },
         );
         let Some(state) = left else {
-            return Ok(Tensor::zeros(
-                (n_rows, h),
-                candle_core::DType::F32,
-                &device,
-            )?);
+            return Ok(Tensor::zeros((n_rows, h), dtype, &device)?);
         };
         let hidden = finish(&state)?;
         let output = self.plan.output_rows();
@@ -234,8 +231,11 @@ impl ReplayDecoder for ReplayPart<'_> {
 
 /// The rows of `set`, which are the last of each request's rows in `outer`.
 fn subset(outer: &Rows, set: &RowSet<'_>) -> Rows {
-    Rows::pack(outer.spans().iter().enumerate().map(|(request, span)| {
-        let kept = set.n_rows_of(request).get() as usize;
-        (span.slot, span.end_pos() - kept, kept)
-    }))
+    Rows::pack(
+        outer.device(),
+        outer.spans().iter().enumerate().map(|(request, span)| {
+            let kept = set.n_rows_of(request).get() as usize;
+            (span.slot, span.end_pos() - kept, kept)
+        }),
+    )
 }

@@ -1,8 +1,16 @@
 //! The rows of a step that are in flight in a layer, request by request.
 
-use std::{ops::Range, sync::OnceLock};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Mutex, OnceLock, PoisonError},
+};
 
-use crate::ops::{RopeFrequencies, RopeTable};
+use candle_core::{Device, Result, Tensor};
+use replay_cuda::PAD_ROW;
+
+use crate::cache::RowRing;
+use crate::ops::{DeviceGroups, RopeFrequencies, RopeTable};
 
 /// One request's rows: consecutive positions, adjacent in the packed tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,18 +38,59 @@ impl Span {
 }
 
 /// A set of packed rows: every request's rows are a suffix of those it has in the step.
+///
+/// On a CPU the host's numbers are all there is. On a device they are uploaded at first use; rows of
+/// a captured step have none, and lie on the device from the start.
 #[derive(Debug)]
 pub(crate) struct Rows {
+    device: Device,
     spans: Vec<Span>,
     /// Request of each row.
     request_of: Vec<u32>,
+    /// Number of rows.
+    len: usize,
+    /// Tokens that any row sees at most.
+    most_tokens: usize,
     /// Rotation angles of each row, made at first use: `[window-only, compressed]`.
     tables: [OnceLock<RopeTable>; 2],
+    /// What kernels read of the rows.
+    on_device: OnceLock<DeviceRows>,
+    /// For each ring capacity, where every row goes; see [`Self::ring_rows`].
+    rings: Mutex<HashMap<usize, Tensor>>,
+    /// What else is fixed, if the rows were never on the host.
+    fixed: Option<FixedRows>,
+}
+
+/// Rows as kernels read them: lists of u32 on the device.
+#[derive(Debug)]
+#[allow(
+    dead_code,
+    reason = "kernels read it, which a build without CUDA lacks"
+)]
+pub(crate) struct DeviceRows {
+    /// `[rows]`: the position of each row, in tokens from the start of the text.
+    pub(crate) positions: Tensor,
+    /// `[rows]`: the request of each row; of a pad row none, `u32::MAX`.
+    pub(crate) requests: Tensor,
+    /// `[requests, 4]`: cache slot, first row, first position and number of rows of each request.
+    pub(crate) spans: Tensor,
+}
+
+/// What rows of a captured step have at fixed addresses, beside [`DeviceRows`].
+#[derive(Debug)]
+pub(crate) struct FixedRows {
+    /// First position whose KV each request may read, u32 `[requests]`.
+    pub(crate) kv_start: Tensor,
+    /// Groups that the rows close, by ratio.
+    pub(crate) groups: HashMap<usize, DeviceGroups>,
 }
 
 impl Rows {
     /// Lays out `(cache slot, first position, rows)` of each request one after the other.
-    pub(crate) fn pack(requests: impl IntoIterator<Item = (usize, usize, usize)>) -> Self {
+    pub(crate) fn pack(
+        device: &Device,
+        requests: impl IntoIterator<Item = (usize, usize, usize)>,
+    ) -> Self {
         let (mut spans, mut request_of) = (Vec::new(), Vec::new());
         for (request, (slot, first_pos, len)) in requests.into_iter().enumerate() {
             spans.push(Span {
@@ -52,10 +101,40 @@ impl Rows {
             });
             request_of.resize(request_of.len() + len, request as u32);
         }
+        let seen = spans.iter().filter(|span| span.len > 0);
         Self {
+            most_tokens: seen.map(Span::end_pos).max().unwrap_or(0),
+            len: request_of.len(),
             spans,
             request_of,
             tables: Default::default(),
+            on_device: OnceLock::new(),
+            rings: Mutex::default(),
+            device: device.clone(),
+            fixed: None,
+        }
+    }
+
+    /// Rows of a captured step, whose numbers are written to the device before each launch: `len` of
+    /// them, each of which sees at most `most_tokens`. `rings` are those of
+    /// [`Self::ring_rows`], by capacity.
+    pub(crate) fn fixed(
+        device: &Device,
+        (len, most_tokens): (usize, usize),
+        rows: DeviceRows,
+        rings: HashMap<usize, Tensor>,
+        fixed: FixedRows,
+    ) -> Self {
+        Self {
+            device: device.clone(),
+            spans: Vec::new(),
+            request_of: Vec::new(),
+            len,
+            most_tokens,
+            tables: Default::default(),
+            on_device: OnceLock::from(rows),
+            rings: Mutex::new(rings),
+            fixed: Some(fixed),
         }
     }
 
@@ -71,7 +150,7 @@ impl Rows {
 
     /// Number of rows.
     pub(crate) fn len(&self) -> usize {
-        self.request_of.len()
+        self.len
     }
 
     /// Request and position of a row.
@@ -81,11 +160,81 @@ impl Rows {
         (request, span.first_pos + row - span.first_row)
     }
 
+    /// Most complete groups of `ratio` tokens that any row sees.
+    pub(crate) fn most_entries(&self, ratio: usize) -> usize {
+        self.most_tokens / ratio
+    }
+
     /// Rotation angles of every row for a layer with (`compressed`) or without compressed KV.
-    pub(crate) fn rope(&self, frequencies: &[RopeFrequencies; 2], compressed: bool) -> &RopeTable {
-        self.tables[usize::from(compressed)].get_or_init(|| {
+    pub(crate) fn rope(
+        &self,
+        frequencies: &[RopeFrequencies; 2],
+        compressed: bool,
+    ) -> Result<&RopeTable> {
+        let (table, frequencies) = (
+            &self.tables[usize::from(compressed)],
+            &frequencies[usize::from(compressed)],
+        );
+        if let Some(table) = table.get() {
+            return Ok(table);
+        }
+        let made = if self.device.is_cpu() {
             let positions = self.spans.iter().flat_map(|s| s.first_pos..s.end_pos());
-            frequencies[usize::from(compressed)].table(positions.map(|p| p as u32))
-        })
+            frequencies.table(positions.map(|p| p as u32))?
+        } else {
+            frequencies.table_of(&self.on_device()?.positions)?
+        };
+        Ok(table.get_or_init(|| made))
+    }
+
+    /// The device that the rows' tensors are on.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The rows as kernels read them.
+    pub(crate) fn on_device(&self) -> Result<&DeviceRows> {
+        if let Some(rows) = self.on_device.get() {
+            return Ok(rows);
+        }
+        let positions = self.spans.iter().flat_map(|s| s.first_pos..s.end_pos());
+        let positions: Vec<u32> = positions.map(|p| p as u32).collect();
+        let spans = self.spans.iter();
+        let spans = spans.flat_map(|s| [s.slot, s.first_row, s.first_pos, s.len]);
+        let spans: Vec<u32> = spans.map(|x| x as u32).collect();
+        let rows = DeviceRows {
+            positions: Tensor::new(positions, &self.device)?,
+            requests: Tensor::new(self.request_of.as_slice(), &self.device)?,
+            spans: Tensor::from_vec(spans, (self.spans.len(), 4), &self.device)?,
+        };
+        Ok(self.on_device.get_or_init(|| rows))
+    }
+
+    /// What rows of a captured step have at fixed addresses.
+    pub(crate) fn fixed_lists(&self) -> Option<&FixedRows> {
+        self.fixed.as_ref()
+    }
+
+    /// For each row, the row of a ring of `capacity` positions a slot that it is stored at, as u32
+    /// `[rows]` on the device; [`PAD_ROW`] for all but the last `capacity` rows of a request.
+    pub(crate) fn ring_rows(&self, capacity: usize) -> Result<Tensor> {
+        let mut lists = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(list) = lists.get(&capacity) {
+            return Ok(list.clone());
+        }
+        let mut list = Vec::with_capacity(self.len());
+        for span in &self.spans {
+            let kept = span.end_pos().saturating_sub(capacity);
+            list.extend((span.first_pos..span.end_pos()).map(|pos| {
+                if pos < kept {
+                    PAD_ROW
+                } else {
+                    RowRing::place(capacity, span.slot, pos) as u32
+                }
+            }));
+        }
+        let list = Tensor::new(list, &self.device)?;
+        lists.insert(capacity, list.clone());
+        Ok(list)
     }
 }

@@ -358,8 +358,20 @@ fn br_08_layouts_that_cannot_replay_say_why() {
             sampled_rows: NonZeroU32::MIN,
         };
         let device = candle_core::Device::Cpu;
-        KvCache::new(&config, options(ReplayPolicy::Off), &device).unwrap();
-        let reason = KvCache::new(&config, options(ReplayPolicy::PromptTail), &device).unwrap_err();
+        KvCache::new(
+            &config,
+            options(ReplayPolicy::Off),
+            &device,
+            candle_core::DType::F32,
+        )
+        .unwrap();
+        let reason = KvCache::new(
+            &config,
+            options(ReplayPolicy::PromptTail),
+            &device,
+            candle_core::DType::F32,
+        )
+        .unwrap_err();
         writeln!(texts, "{what}: {reason}").unwrap();
     }
     insta::assert_snapshot!(texts);

@@ -40,7 +40,8 @@ fn load_damaged(file: &str, bytes: &[u8]) {
     fs::remove_file(&path).unwrap();
     fs::write(&path, bytes).unwrap();
     if let Ok(config) = Config::load(copy.path()) {
-        drop(KvCache::new(&config, OPTIONS, &candle_core::Device::Cpu));
+        let (device, dtype) = (candle_core::Device::Cpu, candle_core::DType::F32);
+        drop(KvCache::new(&config, OPTIONS, &device, dtype));
     }
     match Model::load(copy.path(), ModelOptions::default(), &|_| {}) {
         Ok(model) => run(&model),

@@ -2,150 +2,18 @@
 
 mod common;
 
-use std::{collections::BTreeMap, sync::Mutex};
-
-use candle_core::{DType, Tensor};
-use common::{Expected, Lone, assert_close, checkpoint, difference, flat, load};
+use candle_core::DType;
+use common::reference::{
+    CHUNKINGS, POLICIES, TIGHT, check_chunking, check_demo, check_off, check_policies, keeping,
+};
+use common::{Expected, Lone, assert_close, checkpoint, difference, load};
 use deepseek_model::{
-    Config, LogitRows, Model, ReplayPolicy, Rounding, SequenceOptions, StepRequest,
+    Config, LogitRows, Model, ReplayPolicy, Rounding,
     engram::{NgramHasher, TokenMap},
     round_groups,
     tokenizer::Tokenizer,
 };
 use proptest::prelude::*;
-
-const CHUNKINGS: [(&str, &[usize]); 3] = [
-    ("one", &[80]),
-    ("multi", &[25, 1, 30, 11, 4, 2, 7]),
-    ("edge", &[23, 8, 38, 11]),
-];
-
-/// The reference's names for the policies; its `exact` keeps a flat halo, its `tapered` ours.
-const POLICIES: [(&str, ReplayPolicy); 4] = [
-    ("off", ReplayPolicy::Off),
-    ("bounded", ReplayPolicy::StepTail),
-    ("exact", ReplayPolicy::Exact),
-    ("tapered", ReplayPolicy::Exact),
-];
-
-/// Two f32 implementations of this size agree to 2e-5; a wrong handling of the replay mask differs
-/// by 1e-2 at least.
-const TIGHT: f32 = 1e-4;
-
-fn keeping(model: &Model, prompt_len: usize) -> Lone<'_> {
-    Lone::with(
-        model,
-        ReplayPolicy::Off,
-        SequenceOptions {
-            prompt_len,
-            keeps_rows: true,
-        },
-    )
-}
-
-/// Logits of all rows, caches and intermediate tensors of one chunk without replay.
-fn check_off(model: &Model, expected: &Expected) {
-    let tokens = expected.ids("tokens");
-    let mut run = keeping(model, tokens.len());
-    let trace = Mutex::new(BTreeMap::<String, Tensor>::new());
-    let note = |name: &str, tensor: &Tensor| {
-        trace.lock().unwrap().insert(name.into(), tensor.clone());
-    };
-    let requests = [StepRequest {
-        sequence: run.id,
-        tokens: &tokens,
-        logits: LogitRows::All,
-    }];
-    let output = model
-        .forward_observed(&requests, &mut run.cache, Some(&note))
-        .unwrap();
-    assert_close(
-        "off",
-        &flat(&output.logits),
-        &expected.f32s("plain.off.logits"),
-        TIGHT,
-    );
-    for source in [2, 5] {
-        let (entries, keys) = run.cache.compressed(run.id, source).unwrap();
-        assert_close(
-            "entries",
-            &flat(&entries),
-            &expected.f32s(&format!("plain.comp.{source}")),
-            TIGHT,
-        );
-        assert_close(
-            "index keys",
-            &flat(&keys),
-            &expected.f32s(&format!("plain.index.{source}")),
-            TIGHT,
-        );
-    }
-    let trace = trace.into_inner().unwrap();
-    let prefix = "plain.trace.";
-    for name in expected
-        .names()
-        .iter()
-        .filter_map(|name| name.strip_prefix(prefix))
-    {
-        let (got, want) = (&trace[name], expected.tensor(&format!("{prefix}{name}")));
-        if name.ends_with(".chosen") {
-            assert_eq!(
-                chosen_mask(got, want.dim(1).unwrap()),
-                want.to_vec2::<u8>().unwrap(),
-                "{name}"
-            );
-        } else {
-            assert_close(name, &flat(got), &flat(want), TIGHT);
-        }
-    }
-    let short = expected.ids("short_tokens");
-    let logits = keeping(model, short.len()).step(&short, LogitRows::All);
-    assert_close(
-        "short",
-        &logits,
-        &expected.f32s("plain.short.logits"),
-        TIGHT,
-    );
-}
-
-/// Lists of entries `[rows, width]` as a mask `[rows, entries]`.
-fn chosen_mask(lists: &Tensor, entries: usize) -> Vec<Vec<u8>> {
-    let lists: Vec<Vec<u32>> = lists.to_vec2().unwrap();
-    let mask = |list: Vec<u32>| {
-        let mut row = vec![0; entries];
-        list.into_iter()
-            .filter(|e| *e != u32::MAX)
-            .for_each(|e| row[e as usize] += 1);
-        row
-    };
-    lists.into_iter().map(mask).collect()
-}
-
-/// Prefill and 16 greedy steps under every policy and chunking.
-fn check_policies(model: &Model, expected: &Expected) {
-    let tokens = expected.ids("tokens");
-    for (policy_name, policy) in POLICIES {
-        for (label, chunks) in CHUNKINGS {
-            let what = format!("plain.{policy_name}.{label}");
-            let mut run = Lone::new(model, policy, tokens.len());
-            let last = run.prefill(&tokens, chunks);
-            assert_close(&what, &last, &expected.f32s(&format!("{what}.last")), TIGHT);
-            for layer in 5..9 {
-                let name = format!("plain.kv.{policy_name}.{label}.{layer}");
-                if expected.names().contains(&name) {
-                    let kv = flat(&run.cache.window_kv(run.id, layer).unwrap());
-                    assert_close(&name, &kv, &expected.f32s(&name), TIGHT);
-                }
-            }
-            let (ids, steps) = run.generate(last, 16);
-            assert_eq!(ids, expected.ids(&format!("{what}.ids")), "{what}");
-            let name = format!("{what}.steps");
-            if expected.names().contains(&name) {
-                assert_close(&name, &steps, &expected.f32s(&name), TIGHT);
-            }
-        }
-    }
-}
 
 /// Ways to cut the prompt whose sums run in different orders, so that each is another draw of the
 /// last bits.
@@ -309,8 +177,8 @@ fn check_engram(name: &str, expected: &Expected) {
 fn check(name: &str) {
     let expected = Expected::load(name);
     let plain = load(name, false);
-    check_off(&plain, &expected);
-    check_policies(&plain, &expected);
+    check_off(&plain, &expected, TIGHT);
+    check_policies(&plain, &expected, TIGHT);
     check_quantised(&load(name, true), &expected);
     check_rounding(&expected);
     check_engram(name, &expected);
@@ -335,28 +203,7 @@ fn engram_checkpoint_matches_the_reference() {
 /// The demo model: logits of the last row, and the greedy ids of all modes.
 #[test]
 fn demo_checkpoint_matches_the_reference() {
-    let expected = Expected::load("v41-demo");
-    let tokens = expected.ids("tokens");
-    let modes = [
-        ("off", ReplayPolicy::Off),
-        ("bounded", ReplayPolicy::PromptTail),
-        ("exact", ReplayPolicy::Exact),
-    ];
-    for (set, round_cache) in [("plain", false), ("quant", true)] {
-        let model = load("v41-demo", round_cache);
-        for (mode, policy) in modes {
-            let what = format!("{set}.{mode}");
-            let mut run = Lone::new(&model, policy, tokens.len());
-            let last = run.prefill(&tokens, &[tokens.len()]);
-            let want = expected.f32s(&format!("{what}.last"));
-            // A rounding bin that flips in the cache moves a logit by some hundredths.
-            assert_close(&what, &last, &want, if round_cache { 0.2 } else { 1e-3 });
-            let (ids, _) = run.generate(last, 48);
-            let want = expected.ids(&format!("{what}.ids"));
-            assert_eq!(ids, want, "{what}");
-        }
-    }
-    expected.assert_all_used();
+    check_demo(|round_cache| load("v41-demo", round_cache), 1e-3);
 }
 
 /// Chunk sizes that add up to `total`.
@@ -370,41 +217,18 @@ fn chunkings(total: usize) -> impl Strategy<Value = Vec<usize>> {
     })
 }
 
-/// Runs a prompt in chunks and 16 greedy steps; the logits of all 17 rows.
-fn logits_of(model: &Model, policy: ReplayPolicy, tokens: &[u32], chunks: &[usize]) -> Vec<f32> {
-    let mut run = Lone::new(model, policy, tokens.len());
-    let last = run.prefill(tokens, chunks);
-    run.generate(last, 16).1
-}
-
-fn check_chunking(model: &Model, expected: &Expected, chunks: &[usize]) {
-    let tokens = expected.ids("tokens");
-    for (policy, name) in [
-        (ReplayPolicy::PromptTail, "plain.bounded.one"),
-        (ReplayPolicy::Exact, "plain.off.one"),
-    ] {
-        let logits = logits_of(model, policy, &tokens, chunks);
-        assert_close(
-            &format!("{policy} {chunks:?}"),
-            &logits,
-            &expected.f32s(&format!("{name}.steps")),
-            TIGHT,
-        );
-    }
-}
-
 /// `PromptTail` and `Exact` do not depend on how a prompt is cut; the reference has one value each.
 #[test]
 fn no_chunking_changes_prompt_tail_or_exact() {
     for name in common::FIXTURES {
         let (model, expected) = (load(name, false), Expected::load(name));
-        check_chunking(&model, &expected, &[1; 80]);
+        check_chunking(&model, &expected, &[1; 80], TIGHT);
         for (_, chunks) in CHUNKINGS {
-            check_chunking(&model, &expected, chunks);
+            check_chunking(&model, &expected, chunks, TIGHT);
         }
     }
     let (model, expected) = (load("engram-s1", false), Expected::load("engram-s1"));
     proptest!(ProptestConfig::with_cases(24), |(chunks in chunkings(80))| {
-        check_chunking(&model, &expected, &chunks);
+        check_chunking(&model, &expected, &chunks, TIGHT);
     });
 }

@@ -187,7 +187,8 @@ fn a_changed_configuration_is_refused_before_it_is_computed_with() {
     for (what, change) in changes {
         let mut config = MODEL.config().clone();
         change(&mut config);
-        let cache = KvCache::new(&config, OPTIONS, &candle_core::Device::Cpu);
+        let (device, dtype) = (candle_core::Device::Cpu, candle_core::DType::F32);
+        let cache = KvCache::new(&config, OPTIONS, &device, dtype);
         texts.add(what, cache);
         let options = deepseek_model::weights::LoadOptions {
             device: candle_core::Device::Cpu,
@@ -203,7 +204,7 @@ fn a_changed_configuration_is_refused_before_it_is_computed_with() {
 #[test]
 fn refused_caches_and_sequences_say_why() {
     let mut texts = Texts::default();
-    let device = candle_core::Device::Cpu;
+    let (device, dtype) = (candle_core::Device::Cpu, candle_core::DType::F32);
     texts.add(
         "no sequences",
         KvCache::new(
@@ -213,6 +214,7 @@ fn refused_caches_and_sequences_say_why() {
                 ..OPTIONS
             },
             &device,
+            dtype,
         ),
     );
     texts.add(
@@ -224,6 +226,7 @@ fn refused_caches_and_sequences_say_why() {
                 ..OPTIONS
             },
             &device,
+            dtype,
         ),
     );
     for (what, max_sequences, max_tokens) in [
@@ -237,7 +240,7 @@ fn refused_caches_and_sequences_say_why() {
             max_tokens,
             ..OPTIONS
         };
-        texts.add(what, KvCache::new(MODEL.config(), options, &device));
+        texts.add(what, KvCache::new(MODEL.config(), options, &device, dtype));
     }
     let mut wide = MODEL.config().clone();
     wide.head_dim = (1 << 31) - 1;
@@ -247,7 +250,7 @@ fn refused_caches_and_sequences_say_why() {
     };
     texts.add(
         "more than any memory",
-        KvCache::new(&wide, options, &device),
+        KvCache::new(&wide, options, &device, dtype),
     );
     let mut cache = MODEL.new_cache(OPTIONS).unwrap();
     texts.add(

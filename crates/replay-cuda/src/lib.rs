@@ -52,7 +52,10 @@ mod rows;
 #[cfg(any(feature = "cuda", test))]
 mod tiling;
 
+#[cfg(feature = "cuda")]
+pub use cuda::kernel;
 pub use error::{Error, Operand, Result};
+pub use operands::Arguments;
 pub use replay_rows::{
     Among, LayerQuery, MAX_REQUESTS, ReplayRows, StepBatch, pad_rebuilt_slots_into,
     replay_rows_into,

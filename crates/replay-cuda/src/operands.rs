@@ -14,14 +14,35 @@ pub(crate) struct Argument<'a> {
     pub(crate) written: bool,
 }
 
-/// Tensors that have passed [`check`](Self::check): all contiguous and on one device, and none that
-/// is written shares memory with another.
-pub(crate) struct Arguments<'a> {
+/// Tensors that have been checked: all contiguous and on one device, and none that is written shares
+/// memory with another.
+pub struct Arguments<'a> {
     op: &'static str,
     list: Vec<Argument<'a>>,
 }
 
 impl<'a> Arguments<'a> {
+    /// The tensors of an operation: those that are read, then those that are written, each with its
+    /// name for messages.
+    ///
+    /// # Errors
+    /// If one is not contiguous or not on the device of the first, or one that is written shares
+    /// memory with another.
+    pub fn new(
+        op: &'static str,
+        read: &[(&'static str, &'a Tensor)],
+        written: &[(&'static str, &'a Tensor)],
+    ) -> Result<Self> {
+        let argument = |(name, tensor), written| Argument {
+            tensor,
+            name: Operand::Field(name),
+            written,
+        };
+        let read = read.iter().map(|a| argument(*a, false));
+        let written = written.iter().map(|a| argument(*a, true));
+        Self::check(op, read.chain(written).collect())
+    }
+
     /// The tensors, if they are contiguous, on one device and apart where they must be. Quadratic in
     /// the number of those that are written.
     pub(crate) fn check(op: &'static str, list: Vec<Argument<'a>>) -> Result<Self> {

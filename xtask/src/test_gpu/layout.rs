@@ -3,7 +3,9 @@
 //! ```text
 //! run.sh                      the runner
 //! programs/CRATE.test         the tests of a crate
+//! programs/CRATE.unit.test    its unit tests, of which those named gpu_... run
 //! programs/CRATE.TARGET.bench a bench of a crate
+//! models/                     the checkpoints of the repository
 //! crates/CRATE/               where they run: its test data, where the crate's own folder has them
 //! peers/CRATE.NAME.py         scripts that measure other software for comparison
 //! ```
@@ -44,6 +46,7 @@ pub(super) fn lay_out(crates: &[Crate], programs: &[Program]) -> Result<PathBuf>
             .arg(&program.file);
         shell::run(strip)?;
     }
+    copy_folder(&shell::root().join("models"), &folder.join("models"))?;
     for c in crates {
         let to = folder.join("crates").join(&c.name);
         fs::create_dir_all(&to)?;
@@ -64,6 +67,7 @@ pub(super) fn lay_out(crates: &[Crate], programs: &[Program]) -> Result<PathBuf>
 fn name(program: &Program) -> String {
     match program.kind {
         Kind::Test => format!("{}.test", program.crate_name),
+        Kind::Unit => format!("{}.unit.test", program.crate_name),
         Kind::Bench => format!("{}.{}.bench", program.crate_name, program.target),
     }
 }

@@ -21,12 +21,16 @@ pub(super) struct Crate {
     pub(super) folder: PathBuf,
     /// The benches that need the feature `cuda`.
     pub(super) benches: Vec<String>,
+    /// Whether some of its unit tests need a GPU: those of names that begin with `gpu_`. The
+    /// manifest says so, by `package.metadata.test-gpu.unit`.
+    pub(super) unit: bool,
 }
 
 /// What a program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Test,
+    Unit,
     Bench,
 }
 
@@ -43,6 +47,7 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             Kind::Test => "tests",
+            Kind::Unit => "unit tests",
             Kind::Bench => "bench",
         };
         write!(
@@ -102,6 +107,7 @@ fn crates_in(metadata: &Value) -> Result<Vec<Crate>> {
                 .context("a manifest in no folder")?
                 .to_path_buf(),
             benches: named("bench"),
+            unit: package["metadata"]["test-gpu"]["unit"] == true,
         });
     }
     Ok(crates)
@@ -110,6 +116,9 @@ fn crates_in(metadata: &Value) -> Result<Vec<Crate>> {
 /// Builds the programs of the crates, all at once.
 pub(super) fn build(crates: &[Crate], toolkit: &Toolkit) -> Result<Vec<Program>> {
     let mut cargo = shell::cargo(&["test", "--release", "--no-run", "--test", TEST_TARGET]);
+    if crates.iter().any(|c| c.unit) {
+        cargo.arg("--lib");
+    }
     for c in crates {
         cargo.args([
             "--package",
@@ -127,10 +136,16 @@ pub(super) fn build(crates: &[Crate], toolkit: &Toolkit) -> Result<Vec<Program>>
     let messages = shell::read(cargo)?;
     let programs = programs_in(&messages, crates)?;
     for c in crates {
-        let test = programs
-            .iter()
-            .any(|p| p.crate_name == c.name && p.kind == Kind::Test);
-        ensure!(test, "cargo built no tests of {}", c.name);
+        let built = |kind| {
+            let mut of_crate = programs.iter().filter(|p| p.crate_name == c.name);
+            of_crate.any(|p| p.kind == kind)
+        };
+        ensure!(built(Kind::Test), "cargo built no tests of {}", c.name);
+        ensure!(
+            !c.unit || built(Kind::Unit),
+            "cargo built no unit tests of {}",
+            c.name
+        );
     }
     Ok(programs)
 }
@@ -149,6 +164,7 @@ fn programs_in(messages: &str, crates: &[Crate]) -> Result<Vec<Program>> {
         };
         let kind = match message["target"]["kind"][0].as_str() {
             Some("test") => Kind::Test,
+            Some("lib") if owner.unit => Kind::Unit,
             Some("bench") => Kind::Bench,
             _ => continue,
         };
@@ -177,6 +193,7 @@ mod tests {
             name: "rows".into(),
             folder: "/w/rows".into(),
             benches: vec!["gpu_rows".into()],
+            unit: true,
         }
     }
 
@@ -190,7 +207,8 @@ mod tests {
             target("bench", "cpu", &[]),
         ];
         let metadata = json!({ "packages": [
-            { "name": "rows", "manifest_path": "/w/rows/Cargo.toml", "targets": targets },
+            { "name": "rows", "manifest_path": "/w/rows/Cargo.toml", "targets": targets,
+              "metadata": { "test-gpu": { "unit": true } } },
             { "name": "core", "manifest_path": "/w/core/Cargo.toml",
               "targets": [target("test", "laws", &[]), target("test", "gpu", &[])] },
         ]});
@@ -206,6 +224,7 @@ mod tests {
         let messages = [
             artifact("bench", "gpu_rows", json!("/t/gpu_rows-1")),
             artifact("lib", "rows", Value::Null),
+            artifact("lib", "rows", json!("/t/rows-3")),
             artifact("test", "gpu", json!("/t/gpu-2")),
             json!({ "reason": "build-finished", "success": true }),
         ];
@@ -216,6 +235,7 @@ mod tests {
             shown,
             [
                 "tests rows/gpu: /t/gpu-2",
+                "unit tests rows/rows: /t/rows-3",
                 "bench rows/gpu_rows: /t/gpu_rows-1"
             ]
         );

@@ -125,12 +125,15 @@ run_tests() {
     : >"$out/$file"
     ran=0
     for program in "$root"/programs/*.test; do
-        crate=$(basename "$program" .test)
-        echo "=== $label: $crate"
+        name=$(basename "$program" .test)
+        crate=${name%.unit}
+        filter=${TEST_FILTER:-}
+        # The unit tests of a crate that need no GPU run without one.
+        [ "$name" = "$crate" ] || filter=${filter:-gpu_}
+        echo "=== $label: $name"
         # shellcheck disable=SC2086  # any number of words
-        logged "$file" "$root/crates/$crate" "$@" "$program" --test-threads=1 $selection \
-            ${TEST_FILTER:-} ||
-            fail "$label of $crate (exit status $?)"
+        logged "$file" "$root/crates/$crate" "$@" "$program" --test-threads=1 $selection $filter ||
+            fail "$label of $name (exit status $?)"
     done
     for count in $(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$out/$file"); do
         ran=$((ran + count))
@@ -179,6 +182,7 @@ memcheck_each() {
     reports=
     for program in "$root"/programs/*.test; do
         crate=$(basename "$program" .test)
+        crate=${crate%.unit}
         for test in $("$program" --list 2>/dev/null | sed -n "s/^\\($prefix[^ ]*\\): test\$/\\1/p"); do
             logged "$file" "$root/crates/$crate" "$@" "$program" --exact "$test" >/dev/null
             status=$?

@@ -10,6 +10,18 @@ use super::{Report, code::code_only, files, read};
 const UNSAFE: &[&str] = &[
     // The `gemm` crate's one entry point takes pointers and strides.
     "crates/deepseek-model/src/ops/gemm.rs",
+    // Launches of the decoder's kernels, with checked arguments.
+    "crates/deepseek-model/src/ops/cuda/attention.rs",
+    "crates/deepseek-model/src/ops/cuda/compress.rs",
+    "crates/deepseek-model/src/ops/cuda/engram.rs",
+    "crates/deepseek-model/src/ops/cuda/experts.rs",
+    "crates/deepseek-model/src/ops/cuda/ffn.rs",
+    "crates/deepseek-model/src/ops/cuda/index.rs",
+    "crates/deepseek-model/src/ops/cuda/launch.rs",
+    "crates/deepseek-model/src/ops/cuda/mhc.rs",
+    "crates/deepseek-model/src/ops/cuda/norm.rs",
+    "crates/deepseek-model/src/ops/cuda/rope.rs",
+    "crates/deepseek-model/src/ops/cuda/route.rs",
     // A memory-mapped file can be changed by another process.
     "crates/deepseek-model/src/weights/mapping.rs",
     // Launches of kernels, with checked arguments.

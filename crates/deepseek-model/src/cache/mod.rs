@@ -8,16 +8,16 @@ mod storage;
 
 use std::num::NonZeroU32;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use replay_core::ReplayPolicy;
 
 pub use error::CacheError;
-pub(crate) use pages::PagePool;
+pub(crate) use pages::{PageLists, PagePool};
 pub(crate) use sequence::{Sequence, Sequences};
 pub use sequence::{SequenceId, SequenceOptions};
 pub(crate) use storage::{PagedRows, RowRing};
 
-use crate::{Config, Error, Result, replay::ReplayPlanner};
+use crate::{Config, Error, Result, ops::FaultWord, replay::ReplayPlanner};
 
 /// What a cache is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +65,8 @@ pub struct KvCache {
     pub(crate) pool: PagePool,
     pub(crate) sequences: Sequences,
     pub(crate) planner: ReplayPlanner,
+    /// Of a device other than the CPU.
+    pub(crate) faults: Option<FaultWord>,
 }
 
 /// Tokens of a page at least: small enough to waste little on short texts, large enough for the
@@ -72,12 +74,17 @@ pub struct KvCache {
 const MIN_PAGE_TOKENS: usize = 128;
 
 impl KvCache {
-    /// An empty cache for a model of this configuration.
+    /// An empty cache for a model of this configuration, with values held as `dtype`.
     ///
     /// # Errors
     /// If an option is 0, a field of `config` was set to what no file may hold, the model cannot
     /// replay and the policy is not `Off` (one named reason), or memory runs out.
-    pub fn new(config: &Config, options: CacheOptions, device: &Device) -> Result<Self> {
+    pub fn new(
+        config: &Config,
+        options: CacheOptions,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Self> {
         for (field, value) in [
             ("max_sequences", options.max_sequences),
             ("max_tokens", options.max_tokens),
@@ -96,7 +103,7 @@ impl KvCache {
                     layer,
                     options.max_sequences,
                     (pages, page_tokens),
-                    device,
+                    (dtype, device),
                 )
             })
             .collect::<candle_core::Result<_>>()?;
@@ -106,6 +113,11 @@ impl KvCache {
             pool: PagePool::new(pages, page_tokens),
             sequences: Sequences::new(options.max_sequences, config.max_positions),
             planner,
+            faults: if device.is_cpu() {
+                None
+            } else {
+                Some(FaultWord::new(device)?)
+            },
         })
     }
 
@@ -134,6 +146,12 @@ impl KvCache {
     /// If the cache does not hold it.
     pub fn len(&self, id: SequenceId) -> Result<usize> {
         Ok(self.sequences.get(id)?.len)
+    }
+
+    /// Tokens that one sequence can have at most.
+    pub(crate) fn max_sequence_tokens(&self) -> usize {
+        let pages = self.pool.len() * self.pool.page_tokens();
+        pages.min(self.sequences.max_positions())
     }
 
     /// Whether the cache holds no sequence.
@@ -286,22 +304,23 @@ impl LayerCache {
         layer: usize,
         sequences: usize,
         (pages, page_tokens): (usize, usize),
-        device: &Device,
+        place: (DType, &Device),
     ) -> candle_core::Result<Self> {
         let schedule = config.layers[layer];
         let source = (schedule.kv_source == Some(layer)).then(|| -> candle_core::Result<_> {
             let per_page = page_tokens / schedule.ratio;
-            let ring = || RowRing::new(sequences, schedule.ratio, config.head_dim, device);
+            let pending = (DType::F32, place.1);
+            let ring = || RowRing::new(sequences, schedule.ratio, config.head_dim, pending);
             Ok(SourceCache {
-                entries: PagedRows::new(pages, per_page, config.head_dim, device)?,
-                index_keys: PagedRows::new(pages, per_page, config.index_dim, device)?,
+                entries: PagedRows::new(pages, per_page, config.head_dim, place)?,
+                index_keys: PagedRows::new(pages, per_page, config.index_dim, place)?,
                 pending: (schedule.ratio > 1)
                     .then(|| Ok::<_, candle_core::Error>([ring()?, ring()?]))
                     .transpose()?,
             })
         });
         Ok(Self {
-            window: RowRing::new(sequences, config.sliding_window, config.head_dim, device)?,
+            window: RowRing::new(sequences, config.sliding_window, config.head_dim, place)?,
             source: source.transpose()?,
         })
     }

@@ -1,4 +1,8 @@
-//! The free list of pages.
+//! Pages: the free list, and the lists of a step's requests.
+
+use std::sync::OnceLock;
+
+use candle_core::{Device, Result as CandleResult, Tensor};
 
 use super::CacheError;
 
@@ -6,6 +10,8 @@ use super::CacheError;
 #[derive(Debug)]
 pub(crate) struct PagePool {
     free: Vec<u32>,
+    /// Pages there are, free or not.
+    len: usize,
     page_tokens: usize,
 }
 
@@ -14,8 +20,14 @@ impl PagePool {
         // Popped from the end: low numbers first, so that a lone sequence is contiguous.
         Self {
             free: (0..pages as u32).rev().collect(),
+            len: pages,
             page_tokens,
         }
+    }
+
+    /// Pages there are, free or not.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Tokens of one page.
@@ -52,5 +64,55 @@ impl PagePool {
     /// Takes pages back.
     pub(crate) fn free(&mut self, pages: Vec<u32>) {
         self.free.extend(pages.into_iter().rev());
+    }
+}
+
+/// The pages of each request of a step, in order of the text.
+#[derive(Debug)]
+pub(crate) struct PageLists<'a> {
+    lists: Vec<&'a [u32]>,
+    on_device: OnceLock<Tensor>,
+}
+
+impl<'a> PageLists<'a> {
+    pub(crate) fn new(lists: impl IntoIterator<Item = &'a [u32]>) -> Self {
+        Self {
+            lists: lists.into_iter().collect(),
+            on_device: OnceLock::new(),
+        }
+    }
+
+    /// Lists of a captured step, which are on the device only: u32 `[requests, most pages]`.
+    pub(crate) fn fixed(table: Tensor) -> Self {
+        Self {
+            lists: Vec::new(),
+            on_device: OnceLock::from(table),
+        }
+    }
+
+    /// Pages of a request.
+    #[inline]
+    pub(crate) fn of(&self, request: usize) -> &'a [u32] {
+        self.lists[request]
+    }
+
+    /// All lists on a device, uploaded at first use: u32 `[requests, most pages]`, the rest of a list
+    /// filled with a page that there is not.
+    #[allow(
+        dead_code,
+        reason = "kernels read it, which a build without CUDA lacks"
+    )]
+    pub(crate) fn on_device(&self, device: &Device) -> CandleResult<&Tensor> {
+        if let Some(table) = self.on_device.get() {
+            return Ok(table);
+        }
+        let width = self.lists.iter().map(|list| list.len()).max().unwrap_or(0);
+        let mut table = Vec::with_capacity(self.lists.len() * width);
+        for list in &self.lists {
+            table.extend_from_slice(list);
+            table.resize(table.len() + width - list.len(), u32::MAX);
+        }
+        let table = Tensor::from_vec(table, (self.lists.len(), width), device)?;
+        Ok(self.on_device.get_or_init(|| table))
     }
 }

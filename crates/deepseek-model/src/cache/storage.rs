@@ -1,8 +1,13 @@
 //! The two shapes of cache storage: a ring of the newest rows, and pages of all entries.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Error, Result, Tensor};
+use replay_cuda::write_rows_into;
 
-use crate::{ops::write_rows, rows::Rows};
+use super::PageLists;
+use crate::{
+    ops::{ClosedGroups, write_rows},
+    rows::Rows,
+};
 
 /// For each sequence, the newest `capacity` rows by position: position `p` sits in slot
 /// `p mod capacity` of the sequence's part.
@@ -11,7 +16,7 @@ use crate::{ops::write_rows, rows::Rows};
 /// here, and stores the step's rows only after reading; so a ring holds just what later steps read.
 #[derive(Debug)]
 pub(crate) struct RowRing {
-    /// `[sequences · capacity, width]`, f32.
+    /// `[sequences · capacity, width]`.
     data: Tensor,
     capacity: usize,
 }
@@ -21,10 +26,10 @@ impl RowRing {
         sequences: usize,
         capacity: usize,
         width: usize,
-        device: &Device,
+        (dtype, device): (DType, &Device),
     ) -> Result<Self> {
         Ok(Self {
-            data: Tensor::zeros((sequences * capacity, width), DType::F32, device)?,
+            data: Tensor::zeros((sequences * capacity, width), dtype, device)?,
             capacity,
         })
     }
@@ -42,11 +47,21 @@ impl RowRing {
     /// Row of `data` that holds position `pos` of the sequence in `slot`.
     #[inline]
     pub(crate) fn row(&self, slot: usize, pos: usize) -> usize {
-        slot * self.capacity + pos % self.capacity
+        Self::place(self.capacity, slot, pos)
+    }
+
+    /// As [`Self::row`], of a ring of this capacity.
+    #[inline]
+    pub(crate) fn place(capacity: usize, slot: usize, pos: usize) -> usize {
+        slot * capacity + pos % capacity
     }
 
     /// Stores the last rows of each span of `rows`; `values` is `[rows, width]`.
     pub(crate) fn store(&self, values: &Tensor, rows: &Rows) -> Result<()> {
+        if values.device().is_cuda() {
+            let list = rows.ring_rows(self.capacity)?;
+            return write_rows_into(&[values], &list, &[&self.data]).map_err(Error::wrap);
+        }
         let mut pairs = Vec::new();
         for span in rows.spans() {
             let kept = span.len.min(self.capacity);
@@ -69,7 +84,7 @@ impl RowRing {
 /// Entries of all sequences in pages of equal size.
 #[derive(Debug)]
 pub(crate) struct PagedRows {
-    /// `[pages · per_page, width]`, f32.
+    /// `[pages · per_page, width]`.
     data: Tensor,
     per_page: usize,
 }
@@ -79,10 +94,10 @@ impl PagedRows {
         pages: usize,
         per_page: usize,
         width: usize,
-        device: &Device,
+        (dtype, device): (DType, &Device),
     ) -> Result<Self> {
         Ok(Self {
-            data: Tensor::zeros((pages * per_page, width), DType::F32, device)?,
+            data: Tensor::zeros((pages * per_page, width), dtype, device)?,
             per_page,
         })
     }
@@ -103,15 +118,38 @@ impl PagedRows {
         pages[entry / self.per_page] as usize * self.per_page + entry % self.per_page
     }
 
+    /// Stores one row of `values` `[groups, width]` for each group.
+    pub(crate) fn store(
+        &self,
+        values: &Tensor,
+        groups: &ClosedGroups,
+        pages: &PageLists<'_>,
+    ) -> Result<()> {
+        let rows = groups.entries.iter();
+        let rows = rows.map(|&(request, entry)| self.row(pages.of(request), entry));
+        if values.device().is_cuda() {
+            let list = if let Some(list) = &groups.on_device(values.device())?.pool_rows {
+                list.clone()
+            } else {
+                let list: Vec<u32> = rows.map(|row| row as u32).collect();
+                Tensor::new(list, values.device())?
+            };
+            return write_rows_into(&[values], &list, &[&self.data]).map_err(Error::wrap);
+        }
+        let pairs: Vec<_> = rows.enumerate().collect();
+        write_rows(&self.data, values, &pairs)
+    }
+
     /// Overwrites every slot.
     pub(crate) fn fill(&self, value: f32) -> Result<()> {
         fill(&self.data, value)
     }
 }
 
+/// candle takes the bits of the scalar as they are, so it must be of the tensor's dtype.
 fn fill(data: &Tensor, value: f32) -> Result<()> {
-    let (rows, width) = data.dims2()?;
-    let row = Tensor::full(value, (1, width), data.device())?;
-    let pairs: Vec<_> = (0..rows).map(|to| (0, to)).collect();
-    write_rows(data, &row, &pairs)
+    data.const_set(match data.dtype() {
+        DType::BF16 => half::bf16::from_f32(value).into(),
+        _ => value.into(),
+    })
 }

@@ -46,7 +46,7 @@ impl Attention {
             config.rms_norm_eps,
             ctx.act,
         )?;
-        let table = rows.rope(ctx.frequencies, compressed);
+        let table = rows.rope(ctx.frequencies, compressed)?;
         let kv = rotate_heads(
             &kv,
             config.head_dim,
@@ -78,7 +78,7 @@ impl Attention {
     ) -> Result<Tensor> {
         let config = ctx.config;
         let schedule = config.layers[layer];
-        let table = running.rope(ctx.frequencies, schedule.ratio > 0);
+        let table = running.rope(ctx.frequencies, schedule.ratio > 0)?;
         let latent = rms_norm(
             &self.wq_a.forward(normed, ctx.act)?,
             &self.q_norm,

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::context::StepContext;
 use crate::{
     Result,
-    ops::{Act, ClosedGroups, Linear, Rounding, close_groups, rms_norm, rotate_heads, write_rows},
+    ops::{Act, ClosedGroups, Linear, Rounding, close_groups, rms_norm, rotate_heads},
     rows::Rows,
 };
 
@@ -51,12 +51,11 @@ impl Compressor {
             }
             _ => self.wkv.forward(normed, ctx.act)?,
         };
-        if groups.entries.is_empty() {
+        if groups.is_empty() {
             return Ok(());
         }
         let latent = rms_norm(&pooled, &self.norm, config.rms_norm_eps, ctx.act)?;
-        let table =
-            ctx.frequencies[1].table(groups.entries.iter().map(|&(_, e)| (e * ratio) as u32));
+        let table = groups.rope(&ctx.frequencies[1], ctx.device)?;
         let kv = rotate_heads(
             &latent,
             config.head_dim,
@@ -78,11 +77,7 @@ impl Compressor {
             ctx.act,
         )?;
         for (pool, values) in [(&source.entries, &kv), (&source.index_keys, &key)] {
-            let place = |(at, &(request, entry)): (usize, &(usize, usize))| {
-                (at, pool.row(ctx.pages[request], entry))
-            };
-            let pairs: Vec<_> = groups.entries.iter().enumerate().map(place).collect();
-            write_rows(pool.data(), values, &pairs)?;
+            pool.store(values, &groups, &ctx.pages)?;
         }
         Ok(())
     }

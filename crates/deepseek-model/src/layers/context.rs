@@ -1,12 +1,12 @@
 //! What every layer of a step reads.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use replay_core::Window;
 
 use crate::{
     Config,
-    cache::LayerCache,
-    ops::{Act, RopeFrequencies, Rounding},
+    cache::{LayerCache, PageLists},
+    ops::{Act, FaultWord, Faults, RopeFrequencies, Rounding, Site},
 };
 
 /// Receives intermediate tensors by name, such as `layers.3.attn_out`.
@@ -24,9 +24,12 @@ pub(crate) struct StepContext<'a> {
     /// Cache storage of every layer.
     pub(crate) layers: &'a [LayerCache],
     /// Pages of each request's compressed entries.
-    pub(crate) pages: Vec<&'a [u32]>,
-    /// Table rows `[rows, columns]` of each engram table, row-major.
-    pub(crate) table_rows: Vec<Vec<i64>>,
+    pub(crate) pages: PageLists<'a>,
+    /// Where a device reports values that are no numbers.
+    pub(crate) faults: Option<&'a FaultWord>,
+    pub(crate) device: &'a Device,
+    /// Looked-up values of each engram table, `[rows, columns · head_dim]`.
+    pub(crate) engram: Vec<Tensor>,
     pub(crate) observer: Option<Observer<'a>>,
 }
 
@@ -34,6 +37,11 @@ impl StepContext<'_> {
     /// The cache format, unless rounding is switched off.
     pub(crate) fn rounding(&self, format: Rounding) -> Option<Rounding> {
         self.round_cache.then_some(format)
+    }
+
+    /// Where a kernel of a layer reports.
+    pub(crate) fn faults(&self, layer: usize, site: Site) -> Faults<'_> {
+        Faults::new(self.faults, layer, site)
     }
 
     /// Shows a tensor to the observer, if there is one.

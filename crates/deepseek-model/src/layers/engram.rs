@@ -1,11 +1,12 @@
 //! Engram lookup: table rows of the n-grams that end at a token, gated into the streams.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 
 use super::context::StepContext;
 use crate::{
     Result,
-    ops::{Linear, engram_gate, from_f32s},
+    config::EngramConfig,
+    ops::{Act, Linear, engram_gate, from_f32s},
     weights::EngramTable,
 };
 
@@ -22,6 +23,26 @@ pub(crate) struct Engram {
 }
 
 impl Engram {
+    /// Looks the values of table rows `[rows, columns]` up: `[rows, columns · head_dim]`, in the
+    /// activation dtype.
+    pub(crate) fn look_up(
+        &self,
+        config: &EngramConfig,
+        table_rows: &[i64],
+        (act, device): (Act, &Device),
+    ) -> Result<Tensor> {
+        let mut values = vec![0f32; table_rows.len() * config.head_dim];
+        self.table.gather(table_rows, &mut values)?;
+        act.store_all(&mut values);
+        let rows = table_rows.len() / config.columns();
+        let values = from_f32s(values, (rows, config.columns() * config.head_dim))?;
+        Ok(if device.is_cpu() {
+            values
+        } else {
+            values.to_device(device)?.to_dtype(act.dtype())?
+        })
+    }
+
     /// `streams` `[rows, n, h]`, for all rows of the step.
     pub(super) fn forward(
         &self,
@@ -29,27 +50,16 @@ impl Engram {
         layer: usize,
         streams: &Tensor,
     ) -> Result<Tensor> {
-        let config = ctx.config;
-        let table = config.layers[layer]
+        let table = ctx.config.layers[layer]
             .engram
             .expect("an engram layer has a table");
-        let engram = config
-            .engram
-            .as_ref()
-            .expect("an engram layer has its configuration");
-        let rows = streams.dim(0)?;
-        let wanted = &ctx.table_rows[table];
-        let mut values = vec![0f32; wanted.len() * engram.head_dim];
-        self.table.gather(wanted, &mut values)?;
-        ctx.act.store_all(&mut values);
-        let values = from_f32s(values, (rows, engram.columns() * engram.head_dim))?;
-        let key_value = self.wkv.forward(&values, ctx.act)?;
+        let key_value = self.wkv.forward(&ctx.engram[table], ctx.act)?;
         Ok(engram_gate(
             streams,
             &key_value,
             &self.q_weight,
             &self.k_weight,
-            config.rms_norm_eps,
+            ctx.config.rms_norm_eps,
             ctx.act,
         )?)
     }

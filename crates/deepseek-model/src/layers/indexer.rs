@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::{context::StepContext, state::RowState};
 use crate::{
     ModelError, Result,
-    ops::{IndexKeys, IndexQueries, Level, Linear, Rounding, choose_entries, rotate_heads},
+    ops::{IndexKeys, IndexQueries, Level, Linear, Rounding, Site, choose_entries, rotate_heads},
     rows::Rows,
 };
 
@@ -36,7 +36,7 @@ impl Indexer {
             .and_then(|source| ctx.layers[source].source.as_ref());
         let source = source.expect("an index source has a KV source");
         let queries = self.wq_b.forward(latent, ctx.act)?;
-        let table = rows.rope(ctx.frequencies, true);
+        let table = rows.rope(ctx.frequencies, true)?;
         let queries = rotate_heads(
             &queries,
             config.index_dim,
@@ -55,6 +55,7 @@ impl Indexer {
             head_weights: &head_weights,
             rows,
             topk: config.index_topk,
+            faults: ctx.faults(layer, Site::Index),
         };
         let keys = IndexKeys {
             pool: &source.index_keys,

@@ -38,6 +38,11 @@ pub(crate) struct DecoderLayer {
 }
 
 impl DecoderLayer {
+    /// The engram, of a layer that has one.
+    pub(crate) fn engram(&self) -> Option<&Engram> {
+        self.engram.as_ref()
+    }
+
     /// Looks n-grams up, and makes and writes the KV of every entering row. Window KV goes to the
     /// cache with [`Self::run`] or [`Self::skip`]: until then rows of this step still read the
     /// older rows that it replaces.

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::context::StepContext;
 use crate::{
     ModelError, Result,
-    ops::{Act, Experts, Linear, route, routed_experts, swiglu},
+    ops::{Act, Experts, Linear, Site, route, routed_experts, swiglu},
 };
 
 /// Feed-forward weights.
@@ -30,7 +30,8 @@ impl Moe {
         x: &Tensor,
     ) -> Result<Tensor> {
         let logits = self.gate.forward(x, Act::F32)?;
-        let (ids, weights) = route(&logits, &self.bias, ctx.config)
+        let faults = ctx.faults(layer, Site::Router);
+        let (ids, weights) = route(&logits, &self.bias, ctx.config, faults)
             .map_err(|cause| ModelError::NotFinite { layer, cause })?;
         let hidden = self.shared_w13.forward(x, ctx.act)?;
         let shared = self

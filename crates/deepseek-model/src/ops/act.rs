@@ -1,5 +1,7 @@
 //! The activation dtype, as it acts on a CPU.
 
+use candle_core::DType;
+
 /// Where activations are stored between operations: as they are, or rounded to bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
@@ -10,6 +12,14 @@ pub(crate) enum Act {
 }
 
 impl Act {
+    /// The dtype in which a device holds activations; a CPU holds them in f32.
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+
     /// One value as it would read back after being stored.
     #[inline]
     pub(crate) fn store(self, x: f32) -> f32 {

@@ -5,13 +5,13 @@ use rayon::prelude::*;
 use replay_core::{Position, Window};
 
 use super::{
-    Act, RopeTable, f32s, from_f32s,
+    Act, RopeTable, cuda, f32s, from_f32s,
     gemm::{Mat, Threads, matmul_nn, matmul_nt},
     index::Choice,
     u32s,
 };
 use crate::{
-    cache::{PagedRows, RowRing},
+    cache::{PageLists, PagedRows, RowRing},
     rows::Rows,
 };
 
@@ -36,7 +36,7 @@ pub(crate) struct EntryKeys<'a> {
     /// Compressed KV of the source.
     pub(crate) pool: &'a PagedRows,
     /// Pages of each request.
-    pub(crate) pages: &'a [&'a [u32]],
+    pub(crate) pages: &'a PageLists<'a>,
 }
 
 /// Query rows that one task takes.
@@ -63,6 +63,12 @@ pub(crate) fn attention(
     rope: &RopeTable,
     act: Act,
 ) -> Result<Tensor> {
+    if q.device().is_cuda() {
+        let dim = window.current.dim(1)?;
+        let out = cuda::attention(q, rows, window, entries, sink)?;
+        return cuda::rotate_heads(&out, dim, rope.device()?, None, true);
+    }
+    let rope = rope.host()?;
     let (n_rows, width) = q.dims2()?;
     let dim = window.current.dim(1)?;
     let (q, sink) = (f32s(q)?, f32s(sink)?);
@@ -96,7 +102,7 @@ pub(crate) fn attention(
             {
                 row_at(
                     pool,
-                    entries.pool.row(entries.pages[request], entry as usize),
+                    entries.pool.row(entries.pages.of(request), entry as usize),
                     keys,
                 );
             }

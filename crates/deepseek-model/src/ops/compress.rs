@@ -1,16 +1,33 @@
 //! The compressor: pools each complete group of rows into one entry.
 
-use candle_core::{Result, Tensor};
+use std::sync::OnceLock;
+
+use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
-use super::{Act, f32s, from_f32s, view::ROWS_PER_TASK};
+use super::{Act, RopeFrequencies, RopeTable, cuda, f32s, from_f32s, view::ROWS_PER_TASK};
 use crate::{cache::RowRing, rows::Rows};
 
 /// Groups that a step completes, in the order of the step's requests.
 #[derive(Debug, Default)]
 pub(crate) struct ClosedGroups {
-    /// Request and entry number of each group.
+    /// Request and entry number of each group; empty for rows of a captured step.
     pub(crate) entries: Vec<(usize, usize)>,
+    ratio: usize,
+    on_device: OnceLock<DeviceGroups>,
+}
+
+/// Groups as kernels read them: u32 on the device. Rows of a captured step have a place for as many
+/// groups as rows; those that are not closed have no request, `u32::MAX`, and no pool row.
+#[derive(Debug, Clone)]
+pub(crate) struct DeviceGroups {
+    /// `[groups, 2]`: request and entry number.
+    pub(crate) entries: Tensor,
+    /// `[groups]`: position of the first token.
+    pub(crate) positions: Tensor,
+    /// `[groups]`: the row of the source's pages that an entry goes to; known ahead only of a
+    /// captured step.
+    pub(crate) pool_rows: Option<Tensor>,
 }
 
 impl ClosedGroups {
@@ -20,7 +37,49 @@ impl ClosedGroups {
         for (request, span) in rows.spans().iter().enumerate() {
             entries.extend((span.first_pos / ratio..span.end_pos() / ratio).map(|e| (request, e)));
         }
-        Self { entries }
+        let fixed = rows
+            .fixed_lists()
+            .and_then(|fixed| fixed.groups.get(&ratio));
+        Self {
+            entries,
+            ratio,
+            on_device: fixed.map_or_else(OnceLock::new, |groups| OnceLock::from(groups.clone())),
+        }
+    }
+
+    /// Whether there is nothing to make an entry of.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.on_device.get().is_none()
+    }
+
+    /// The groups as kernels read them, uploaded at first use.
+    pub(crate) fn on_device(&self, device: &Device) -> Result<&DeviceGroups> {
+        if let Some(groups) = self.on_device.get() {
+            return Ok(groups);
+        }
+        let n = self.entries.len();
+        let entries = self.entries.iter();
+        let entries: Vec<u32> = entries.flat_map(|&(r, e)| [r as u32, e as u32]).collect();
+        let positions: Vec<u32> = self.positions().collect();
+        let groups = DeviceGroups {
+            entries: Tensor::from_vec(entries, (n, 2), device)?,
+            positions: Tensor::new(positions, device)?,
+            pool_rows: None,
+        };
+        Ok(self.on_device.get_or_init(|| groups))
+    }
+
+    /// Rotation angles of the entries: those of each group's first token.
+    pub(crate) fn rope(&self, frequencies: &RopeFrequencies, device: &Device) -> Result<RopeTable> {
+        if device.is_cpu() {
+            frequencies.table(self.positions())
+        } else {
+            frequencies.table_of(&self.on_device(device)?.positions)
+        }
+    }
+
+    fn positions(&self) -> impl Iterator<Item = u32> {
+        self.entries.iter().map(|&(_, e)| (e * self.ratio) as u32)
     }
 }
 
@@ -35,6 +94,9 @@ pub(crate) fn close_groups(
     gates: (&Tensor, &RowRing),
     act: Act,
 ) -> Result<Tensor> {
+    if keys.0.device().is_cuda() {
+        return cuda::close_groups(groups, ratio, rows, keys, gates, act);
+    }
     let width = keys.0.dim(1)?;
     let (new_keys, old_keys) = (f32s(keys.0)?, f32s(keys.1.data())?);
     let (new_gates, old_gates) = (f32s(gates.0)?, f32s(gates.1.data())?);

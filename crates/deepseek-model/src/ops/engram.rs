@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
 use super::{
-    Act, f32s,
+    Act, cuda, f32s,
     fp::{inverse_rms, sigmoid},
     from_f32s,
     view::ROWS_PER_TASK,
@@ -22,6 +22,9 @@ pub(crate) fn engram_gate(
     eps: f64,
     act: Act,
 ) -> Result<Tensor> {
+    if streams.device().is_cuda() {
+        return cuda::engram_gate(streams, key_value, query_weight, key_weight, eps);
+    }
     let (rows, n, h) = streams.dims3()?;
     let (values, key_value) = (f32s(streams)?, f32s(key_value)?);
     let (query_weight, key_weight) = (f32s(query_weight)?, f32s(key_weight)?);

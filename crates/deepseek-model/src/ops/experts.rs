@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
 use super::{
-    Act, f32s,
+    Act, cuda, f32s,
     fp::sigmoid,
     from_f32s,
     gemm::{Mat, Threads, matmul_nt},
@@ -46,6 +46,9 @@ pub(crate) fn routed_experts(
     shared: &Tensor,
     act: Act,
 ) -> Result<Tensor> {
+    if x.device().is_cuda() {
+        return cuda::routed_experts(experts, x, ids, weights, shared);
+    }
     let (rows, h) = x.dims2()?;
     let (count, two_m, _) = experts.w13.dims3()?;
     let k = ids.dim(1)?;
@@ -149,6 +152,9 @@ fn jobs<'a>(order: &'a [u32], ids: &[u32]) -> Vec<Job<'a>> {
 
 /// `silu(gate) · up` with the clamps, `[rows, m]` from `[rows, 2m]` (gate, then up).
 pub(crate) fn swiglu(hidden: &Tensor, limit: f64, act: Act) -> Result<Tensor> {
+    if hidden.device().is_cuda() {
+        return cuda::swiglu(hidden, limit);
+    }
     let (rows, two_m) = hidden.dims2()?;
     let m = two_m / 2;
     let hidden = f32s(hidden)?;

@@ -4,14 +4,14 @@ use candle_core::{Device, Result, Tensor, bail};
 use rayon::prelude::*;
 
 use super::{
-    f32s,
+    Faults, cuda, f32s,
     gemm::{Mat, Threads, matmul_nt},
     topk::keep_best,
     u32s,
     view::Elements,
 };
 use crate::{
-    cache::PagedRows,
+    cache::{PageLists, PagedRows},
     config::CandidateConfig,
     rows::{Rows, Span},
 };
@@ -47,6 +47,12 @@ pub(crate) struct IndexQueries<'a> {
     pub(crate) rows: &'a Rows,
     /// Entries to choose per row.
     pub(crate) topk: usize,
+    /// Where a device reports scores that are not numbers.
+    #[allow(
+        dead_code,
+        reason = "kernels read it, which a build without CUDA lacks"
+    )]
+    pub(crate) faults: Faults<'a>,
 }
 
 /// Index keys of the layer's KV source.
@@ -54,7 +60,7 @@ pub(crate) struct IndexKeys<'a> {
     /// All keys, `dim` wide.
     pub(crate) pool: &'a PagedRows,
     /// Pages of each request.
-    pub(crate) pages: &'a [&'a [u32]],
+    pub(crate) pages: &'a PageLists<'a>,
     /// Tokens per entry.
     pub(crate) ratio: usize,
 }
@@ -112,17 +118,13 @@ pub(crate) fn choose_entries(
     level: Level<'_>,
     want_scores: bool,
 ) -> Result<Chosen> {
+    if queries.queries.device().is_cuda() {
+        return cuda::choose_entries(queries, keys, level, want_scores);
+    }
     let n = queries.rows.len();
     let (_, heads) = queries.head_weights.dims2()?;
     let dim = queries.queries.dim(1)? / heads;
-    let most = queries
-        .rows
-        .spans()
-        .iter()
-        .filter(|s| s.len > 0)
-        .map(|s| s.end_pos() / keys.ratio)
-        .max()
-        .unwrap_or(0);
+    let most = queries.rows.most_entries(keys.ratio);
     let shape = Shape {
         heads,
         dim,
@@ -290,7 +292,7 @@ fn score_tile(
         .resize(rows * heads * per_page.min(most), 0.0);
     for first in (0..most).step_by(per_page) {
         let n = per_page.min(most - first);
-        let at = keys.pool.row(keys.pages[tile.request], first) * dim;
+        let at = keys.pool.row(keys.pages.of(tile.request), first) * dim;
         let page = Mat::dense(&data.keys[at..at + n * dim], n, dim);
         matmul_nt(
             &mut scratch.products,

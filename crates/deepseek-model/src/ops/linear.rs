@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::{
-    Act, f32s, from_f32s,
+    Act, cuda, f32s, from_f32s,
     gemm::{Mat, Threads, matmul_nt},
 };
 
@@ -15,7 +15,7 @@ use super::{
 pub(crate) struct Linear(Tensor);
 
 impl Linear {
-    /// Takes a contiguous `[out, in]` f32 matrix.
+    /// Takes a contiguous `[out, in]` matrix: f32 on the CPU, f32 or bf16 on a device.
     pub(crate) fn new(weight: Tensor) -> Self {
         Self(weight)
     }
@@ -40,6 +40,9 @@ pub(crate) fn grouped_linear(
         candle_core::bail!(
             "cannot multiply [{rows}, {x_width}] by {groups} groups of [{w_rows}, {inner}]"
         );
+    }
+    if x.device().is_cuda() {
+        return cuda::grouped_linear(x, weight, groups, act);
     }
     let (values, weights) = (f32s(x)?, f32s(weight)?);
     let out_width = w_rows / groups;

@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
 use super::{
-    Act, Linear, f32s,
+    Act, Linear, cuda, f32s,
     fp::{inverse_rms, sigmoid},
     from_f32s,
     norm::norm_row,
@@ -38,6 +38,9 @@ pub(crate) struct Mix {
 ///
 /// `streams` is `[rows, n, h]`.
 pub(crate) fn mix(site: &Mix, streams: &Tensor) -> Result<(Tensor, Tensor)> {
+    if streams.device().is_cuda() {
+        return cuda::mix(site, streams);
+    }
     let n = site.streams;
     let (rows, _, h) = streams.dims3()?;
     let flat = streams.flatten_from(1)?;
@@ -134,6 +137,9 @@ pub(crate) fn collapse_norm(
     eps: f64,
     act: Act,
 ) -> Result<Tensor> {
+    if streams.device().is_cuda() {
+        return cuda::collapse_norm(streams, pre, weight, eps);
+    }
     let (rows, n, h) = streams.dims3()?;
     let (values, pre, weight) = (f32s(streams)?, f32s(pre)?, f32s(weight)?);
     let mut out = vec![0f32; rows * h];
@@ -160,6 +166,9 @@ pub(crate) fn collapse_norm(
 ///
 /// `y` is `[rows, h]`, `streams` `[rows, n, h]`, `post_comb` as [`mix`] makes it.
 pub(crate) fn expand(y: &Tensor, streams: &Tensor, post_comb: &Tensor, act: Act) -> Result<Tensor> {
+    if streams.device().is_cuda() {
+        return cuda::expand(y, streams, post_comb);
+    }
     let (rows, n, h) = streams.dims3()?;
     let (y, values, coefficients) = (f32s(y)?, f32s(streams)?, f32s(post_comb)?);
     let mut out = vec![0f32; rows * n * h];

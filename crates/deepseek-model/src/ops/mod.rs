@@ -1,13 +1,20 @@
 //! The numerical operations of the model, each a function on candle tensors.
 //!
-//! These are the CPU implementations, and the oracle for any other device. On a CPU every tensor
-//! is f32; [`Act::Bf16`] rounds to bf16 at the places where the released runtime stores bf16.
+//! These are the CPU implementations, and the oracle for CUDA devices: a function whose tensors lie
+//! there goes to `cuda`. On a CPU every tensor is f32, and [`Act::Bf16`] rounds to bf16 at the places
+//! where the released runtime stores bf16; a device holds activations in bf16 then.
 
 mod act;
 mod attention;
 mod compress;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "cuda_absent.rs"]
+mod cuda;
 mod engram;
 mod experts;
+mod faults;
 mod fp;
 mod gemm;
 mod index;
@@ -23,9 +30,11 @@ mod view;
 
 pub(crate) use act::Act;
 pub(crate) use attention::{EntryKeys, WindowKeys, attention};
-pub(crate) use compress::{ClosedGroups, close_groups};
+pub(crate) use compress::{ClosedGroups, DeviceGroups, close_groups};
 pub(crate) use engram::engram_gate;
 pub(crate) use experts::{Experts, routed_experts, swiglu};
+pub use faults::Site;
+pub(crate) use faults::{FaultWord, Faults};
 pub(crate) use index::{Choice, IndexKeys, IndexQueries, Level, choose_entries};
 pub(crate) use linear::{Linear, grouped_linear};
 pub(crate) use mhc::{Mix, collapse_norm, expand, mix};

@@ -3,12 +3,15 @@
 use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
-use super::{Act, f32s, fp::inverse_rms, from_f32s, view::ROWS_PER_TASK};
+use super::{Act, cuda, f32s, fp::inverse_rms, from_f32s, view::ROWS_PER_TASK};
 
 /// `x · weight / sqrt(mean(x²) + eps)` over the last axis, in f32, stored once.
 ///
 /// `x` is `[rows, width]`, `weight` is `[width]`.
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64, act: Act) -> Result<Tensor> {
+    if x.device().is_cuda() {
+        return cuda::rms_norm(x, weight, eps);
+    }
     let (values, weight) = (f32s(x)?, f32s(weight)?);
     let width = weight.len();
     let mut out = vec![0f32; values.len()];

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::{
-    f32s,
+    Faults, cuda, f32s,
     fp::{sigmoid, softplus},
     from_f32s,
     topk::sort_best,
@@ -13,7 +13,15 @@ use crate::config::{Config, Scoring};
 /// Chosen experts `[rows, k]` (u32) and their weights `[rows, k]` (f32).
 ///
 /// `logits` is `[rows, E]`; `bias` `[E]` takes part in the choice but not in the weights.
-pub(crate) fn route(logits: &Tensor, bias: &Tensor, config: &Config) -> Result<(Tensor, Tensor)> {
+pub(crate) fn route(
+    logits: &Tensor,
+    bias: &Tensor,
+    config: &Config,
+    faults: Faults<'_>,
+) -> Result<(Tensor, Tensor)> {
+    if logits.device().is_cuda() {
+        return cuda::route(logits, bias, config, faults);
+    }
     let (rows, experts) = logits.dims2()?;
     let (logits, bias) = (f32s(logits)?, f32s(bias)?);
     let k = config.experts_per_token;

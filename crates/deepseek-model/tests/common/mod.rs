@@ -6,6 +6,9 @@
     reason = "each test program uses its own part"
 )]
 
+pub mod reference;
+pub mod scripts;
+
 use std::{
     cell::RefCell,
     collections::{BTreeSet, HashMap},
@@ -22,9 +25,15 @@ use deepseek_model::{
 /// The fixture checkpoints.
 pub const FIXTURES: [&str; 3] = ["bf16-s1", "fp4-s1", "engram-s1"];
 
+/// The folder of the crate, or where its test data lie on a machine that runs packed tests.
+fn root() -> PathBuf {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    if root.is_dir() { root } else { ".".into() }
+}
+
 /// Where a checkpoint of the repository lies.
 pub fn checkpoint(name: &str) -> PathBuf {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     if name == "v41-demo" {
         root.join("../../models/v41-demo")
     } else {
@@ -34,9 +43,15 @@ pub fn checkpoint(name: &str) -> PathBuf {
 
 /// Loads a checkpoint in f32, with or without cache rounding.
 pub fn load(name: &str, round_cache: bool) -> Model {
+    load_on(&Device::Cpu, DType::F32, name, round_cache)
+}
+
+/// Loads a checkpoint on a device.
+pub fn load_on(device: &Device, dtype: DType, name: &str, round_cache: bool) -> Model {
     let options = ModelOptions {
+        device: device.clone(),
+        dtype,
         round_cache,
-        ..Default::default()
     };
     Model::load(&checkpoint(name), options, &|_| {}).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
@@ -51,7 +66,7 @@ pub struct Expected {
 impl Expected {
     /// Reads `expected.safetensors` of a fixture, or `demo-expected.safetensors`.
     pub fn load(name: &str) -> Self {
-        let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let data = root().join("tests/data");
         let file = if name == "v41-demo" {
             data.join("demo-expected.safetensors")
         } else {

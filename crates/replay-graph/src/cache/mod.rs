@@ -192,6 +192,11 @@ impl<T, C, X: Variant, B: Backend> GraphCache<T, C, X, B> {
         &self.sizes
     }
 
+    /// Whether the graph of a descriptor has been captured.
+    pub fn contains(&self, descriptor: &Descriptor<X>) -> bool {
+        self.graphs.contains_key(descriptor)
+    }
+
     /// How many graphs there are.
     pub fn len(&self) -> usize {
         self.graphs.len()

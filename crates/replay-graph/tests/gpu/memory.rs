@@ -146,7 +146,7 @@ fn out_of_memory_in_a_capture() {
     // Kernels take memory too when they are loaded.
     input.sqr().unwrap();
     gpu.works();
-    let ballast = ballast(&gpu, 64 * MIB);
+    let ballast = ballast(&gpu, 192 * MIB);
     let mut options = CaptureOptions::new("graph of 4096 rows");
     options.knob = "`max_captured_rows`";
     // The warm-up would run out before the capture does.
@@ -185,7 +185,7 @@ fn out_of_memory_in_a_capture() {
 fn out_of_memory_in_the_warm_up() {
     let gpu = gpu();
     gpu.works();
-    let ballast = ballast(&gpu, 64 * MIB);
+    let ballast = ballast(&gpu, 192 * MIB);
     let refused = BreakableGraph::capture(&gpu, |_| {
         Ok(Tensor::zeros(512 * MIB, DType::U8, &gpu.device)?)
     });

@@ -1,7 +1,7 @@
 //! Loading kernels, and launching one.
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::sys::CUstreamCaptureStatus;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUfunction_attribute, CUstreamCaptureStatus};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
 };
@@ -19,14 +19,31 @@ mod ptx {
 
 /// A kernel, by its file and its name there.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kernel {
-    /// Name under which the device keeps the loaded file.
+pub struct Kernel {
     module: &'static str,
     ptx: &'static str,
     name: &'static str,
 }
 
 impl Kernel {
+    /// The kernel `name` of a file of PTX, which the device keeps under the name `module`: one that
+    /// no other file of the process has.
+    #[must_use]
+    pub const fn new(module: &'static str, ptx: &'static str, name: &'static str) -> Self {
+        Self { module, ptx, name }
+    }
+
+    /// Loads the kernel on a CUDA device, so that its first launch does not: a file cannot be loaded
+    /// while a stream is captured.
+    ///
+    /// # Errors
+    /// If the device is not a CUDA device, or the file or the kernel cannot be loaded.
+    pub fn load(self, device: &Device) -> Result<()> {
+        // Asking for an attribute makes a driver that loads lazily load the kernel now.
+        self.on(device.as_cuda_device()?)?.num_regs().w()?;
+        Ok(())
+    }
+
     pub(super) const GATHER: Self = Self::row_copy("gather_rows");
     pub(super) const SCATTER: Self = Self::row_copy("scatter_rows");
     pub(super) const WRITE: Self = Self::row_copy("write_rows");
@@ -42,19 +59,11 @@ impl Kernel {
     ];
 
     const fn row_copy(name: &'static str) -> Self {
-        Self {
-            module: "replay_cuda_row_copy",
-            ptx: ptx::ROW_COPY,
-            name,
-        }
+        Self::new("replay_cuda_row_copy", ptx::ROW_COPY, name)
     }
 
     const fn replay_rows(name: &'static str) -> Self {
-        Self {
-            module: "replay_cuda_replay_rows",
-            ptx: ptx::REPLAY_ROWS,
-            name,
-        }
+        Self::new("replay_cuda_replay_rows", ptx::REPLAY_ROWS, name)
     }
 
     /// The kernel on a device, which loads a file when it is first asked for.
@@ -66,12 +75,9 @@ impl Kernel {
 
 /// Loads every kernel on the device.
 pub(crate) fn load(device: &Device) -> Result<()> {
-    let device = device.as_cuda_device()?;
-    for kernel in Kernel::ALL {
-        // Asking for an attribute makes a driver that loads lazily load the kernel now.
-        kernel.on(device)?.num_regs().w()?;
-    }
-    Ok(())
+    Kernel::ALL
+        .iter()
+        .try_for_each(|kernel| kernel.load(device))
 }
 
 /// Refuses to go on while the device's stream is captured.
@@ -95,12 +101,18 @@ pub(crate) fn uninitialized(dims: &[usize], dtype: DType, device: &Device) -> Re
 
 /// How a kernel is launched. Without blocks there is nothing to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Grid {
-    pub(super) blocks: u32,
-    pub(super) threads: u32,
-    /// Dynamic shared memory of a block, in bytes.
-    pub(super) shared_bytes: u32,
+pub struct Grid {
+    /// Blocks, along one axis.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes. More than the 48 KiB that every device grants is
+    /// asked for, and refused where the device has less.
+    pub shared_bytes: u32,
 }
+
+/// Dynamic shared memory that a block gets without asking.
+const GRANTED_SHARED_BYTES: u32 = 48 * 1024;
 
 /// Launches a kernel on the stream of the arguments' device, once for each of what `launches` makes
 /// of the device addresses of `arguments`. The call does not wait for the kernel.
@@ -115,7 +127,7 @@ pub(super) struct Grid {
 ///   beside it stays within that argument, aligned as the kernel asks. The kernel touches nothing
 ///   else.
 /// - **Writes**: the kernel writes only to arguments that are marked as written.
-pub(super) unsafe fn launch<A: DeviceRepr>(
+pub unsafe fn launch<A: DeviceRepr>(
     kernel: Kernel,
     arguments: &Arguments<'_>,
     mut launches: impl FnMut(&[u64]) -> Result<Vec<(A, Grid)>>,
@@ -132,6 +144,10 @@ pub(super) unsafe fn launch<A: DeviceRepr>(
                 continue;
             }
             let function = kernel.on(device)?;
+            if grid.shared_bytes > GRANTED_SHARED_BYTES {
+                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                function.set_attribute(most, grid.shared_bytes as i32).w()?;
+            }
             let config = LaunchConfig {
                 grid_dim: (grid.blocks, 1, 1),
                 block_dim: (grid.threads, 1, 1),

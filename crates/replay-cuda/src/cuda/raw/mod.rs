@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 mod args;
-mod launch;
+pub(crate) mod launch;
 mod replay_rows;
 mod row_copy;
 

@@ -1,0 +1,246 @@
+//! The routed experts: choices sorted by expert, two grouped products, and the sum.
+//!
+//! The products are kernels of our own. `candle_nn::moe::moe_gemm` (0.11) has none for f32, wants the
+//! list sorted already, reads tensors from the start of their storage wherever they begin, ignores
+//! bounds of ids, and in its variant for many rows scans with thrust, which allocates and waits for
+//! the stream: a capture fails on that. Its two variants also multiply in other fragments, so that a
+//! row would depend on the rest of its batch.
+#![allow(unsafe_code)]
+
+use candle_core::{DType, Result, Tensor};
+use replay_cuda::kernel::Kernel;
+
+use super::launch::{
+    BLOCK, ByAct, by_act, count, expect, grid, kernel, kernel_args, output, run, tensors,
+};
+use crate::ops::Experts;
+
+const SORT: Kernel = kernel!("experts", EXPERTS, "sort_choices");
+const GEMM_16: ByAct = by_act!("experts", EXPERTS, "grouped_gemm_16");
+const GEMM_64: ByAct = by_act!("experts", EXPERTS, "grouped_gemm_64");
+const COMBINE: ByAct = by_act!("experts", EXPERTS, "combine");
+
+/// As [`crate::ops::routed_experts`], but an id that is no expert adds nothing.
+pub(in crate::ops) fn routed_experts(
+    experts: &Experts,
+    x: &Tensor,
+    ids: &Tensor,
+    weights: &Tensor,
+    shared: &Tensor,
+) -> Result<Tensor> {
+    let op = "routed-experts";
+    let (dtype, (rows, h)) = (x.dtype(), x.dims2()?);
+    let (count, two_m, _) = experts.w13.dims3()?;
+    let (m, k) = (two_m / 2, ids.dims2()?.1);
+    if count == 0 || m == 0 || h == 0 || k == 0 {
+        candle_core::bail!("{op}: {k} of {count} experts of {h} x {m}: expected at least one each");
+    }
+    expect(op, "w13", &experts.w13, dtype, &[count, 2 * m, h])?;
+    expect(op, "w2", &experts.w2, dtype, &[count, h, m])?;
+    expect(op, "ids", ids, DType::U32, &[rows, k])?;
+    expect(op, "weights", weights, DType::F32, &[rows, k])?;
+    expect(op, "shared", shared, dtype, &[rows, h])?;
+    if rows == 0 {
+        return output(&[0, h], dtype, x.device());
+    }
+    let tiling = Tiling::of(dtype, rows * k, count)?;
+    let sorted = sort_by_expert(ids, count, tiling)?;
+    let hidden = sorted.multiply(x, Rows::OfChoices { k }, &experts.w13)?;
+    let product = super::swiglu(&hidden, experts.limit)?;
+    let results = sorted.multiply(&product, Rows::Sorted, &experts.w2)?;
+    combine(&results, &sorted.place, weights, shared)
+}
+
+/// The tiles of a grouped product: those of the kernel of that name.
+#[derive(Clone, Copy)]
+struct Tiling {
+    kernel: Kernel,
+    threads: u32,
+    rows: usize,
+    columns: usize,
+}
+
+impl Tiling {
+    /// Low tiles where most would be pad rows. Results are the same in both, so the choice is one of
+    /// speed.
+    fn of(dtype: DType, choices: usize, experts: usize) -> Result<Self> {
+        let low = choices <= 16 * experts;
+        let kernel = if low { GEMM_16 } else { GEMM_64 }.of(dtype)?;
+        let (threads, columns) = match (dtype, low) {
+            (DType::BF16, true) => (128, 64),
+            (DType::BF16, false) => (128, 128),
+            _ => (256, 64),
+        };
+        Ok(Self {
+            kernel,
+            threads,
+            rows: if low { 16 } else { 64 },
+            columns,
+        })
+    }
+
+    /// The most tiles that choices can make: every expert's last may have one row only.
+    fn slots(self, choices: usize, experts: usize) -> usize {
+        (choices + (self.rows - 1) * experts.min(choices)) / self.rows
+    }
+}
+
+/// Choices `[rows · k]` by expert, and the tiles of that list.
+struct Sorted {
+    /// u32 `[choices]`: the choice at each place.
+    order: Tensor,
+    /// u32 `[rows, k]`: the place of each choice.
+    place: Tensor,
+    /// u32 `[slots, 3]`: expert, first place, places.
+    tiles: Tensor,
+    tiling: Tiling,
+}
+
+/// The row of the left factor at each place.
+#[derive(Clone, Copy)]
+enum Rows {
+    /// The one that chose, of `[rows, inner]`.
+    OfChoices { k: usize },
+    /// The one of that place, of `[choices, inner]`.
+    Sorted,
+}
+
+kernel_args! {
+    struct SortArgs {
+        ids: u64, order: u64, place: u64, tiles: u64,
+        choices: u32, experts: u32, tile_rows: u32, slots: u32,
+    }
+}
+
+fn sort_by_expert(ids: &Tensor, experts: usize, tiling: Tiling) -> Result<Sorted> {
+    let (choices, device) = (ids.elem_count(), ids.device());
+    let slots = tiling.slots(choices, experts);
+    let sorted = Sorted {
+        order: output(&[choices], DType::U32, device)?,
+        place: output(ids.dims(), DType::U32, device)?,
+        tiles: output(&[slots, 3], DType::U32, device)?,
+        tiling,
+    };
+    let written = [
+        ("order", &sorted.order),
+        ("place", &sorted.place),
+        ("tiles", &sorted.tiles),
+    ];
+    let tensors = tensors("sort-by-expert", &[("ids", ids)], &written)?;
+    let grid = grid(experts, BLOCK, experts * size_of::<u32>())?;
+    let (choices, experts) = (count(choices)?, count(experts)?);
+    let (tile_rows, slots) = (count(tiling.rows)?, count(slots)?);
+    // SAFETY: one block of 256 threads per expert, with a shared counter for each; `order` and
+    // `place` have as many entries as `ids`, and `tiles` as many as there can be. Ids are compared
+    // with the number of experts.
+    unsafe {
+        run(SORT, &tensors, grid, |a| SortArgs {
+            ids: a[0],
+            order: a[1],
+            place: a[2],
+            tiles: a[3],
+            choices,
+            experts,
+            tile_rows,
+            slots,
+        })
+    }?;
+    Ok(sorted)
+}
+
+kernel_args! {
+    struct GroupedGemmArgs {
+        x: u64, order: u64, weights: u64, tiles: u64, out: u64,
+        k: u32, inner: u32, width: u32, column_tiles: u32,
+    }
+}
+
+impl Sorted {
+    /// `[choices, width]`: at each place, a row of `x` times the matrix of its expert, of `weights`
+    /// `[E, width, inner]`. Places that no valid choice has are not written.
+    fn multiply(&self, x: &Tensor, rows: Rows, weights: &Tensor) -> Result<Tensor> {
+        let op = "grouped-gemm";
+        let (choices, tiling) = (self.order.elem_count(), self.tiling);
+        let (_, width, inner) = weights.dims3()?;
+        let (x_rows, k) = match rows {
+            Rows::OfChoices { k } => (choices / k, k),
+            Rows::Sorted => (choices, 1),
+        };
+        expect(op, "x", x, weights.dtype(), &[x_rows, inner])?;
+        let out = output(&[choices, width], x.dtype(), x.device())?;
+        let read = [
+            ("x", x),
+            ("order", &self.order),
+            ("weights", weights),
+            ("tiles", &self.tiles),
+        ];
+        let tensors = tensors(op, &read, &[("out", &out)])?;
+        let column_tiles = width.div_ceil(tiling.columns);
+        let grid = grid(self.tiles.dim(0)? * column_tiles, tiling.threads, 0)?;
+        let (k, inner, width) = (count(k)?, count(inner)?, count(width)?);
+        let column_tiles = count(column_tiles)?;
+        // SAFETY: blocks of the kernel's number of threads, one for each slot and tile of columns.
+        // Tiles are those of the sort: their experts are of `weights`, for whose number it was given
+        // the same count, their places are of `out`, and `order` has choices of rows of `x`. Rows and
+        // columns beyond a tile or a matrix are compared.
+        unsafe {
+            run(tiling.kernel, &tensors, grid, |a| GroupedGemmArgs {
+                x: a[0],
+                order: match rows {
+                    Rows::OfChoices { .. } => a[1],
+                    Rows::Sorted => 0,
+                },
+                weights: a[2],
+                tiles: a[3],
+                out: a[4],
+                k,
+                inner,
+                width,
+                column_tiles,
+            })
+        }?;
+        Ok(out)
+    }
+}
+
+kernel_args! {
+    struct CombineArgs {
+        results: u64, place: u64, weights: u64, shared: u64, out: u64,
+        k: u32, h: u32, row_blocks: u32, pad: u32,
+    }
+}
+
+/// The shared expert's result plus the weighted ones of `[choices, h]`, in the order of the choices.
+fn combine(results: &Tensor, place: &Tensor, weights: &Tensor, shared: &Tensor) -> Result<Tensor> {
+    let op = "combine-experts";
+    let ((rows, h), k) = (shared.dims2()?, place.dims2()?.1);
+    expect(op, "results", results, shared.dtype(), &[rows * k, h])?;
+    let out = output(&[rows, h], shared.dtype(), shared.device())?;
+    let read = [
+        ("results", results),
+        ("place", place),
+        ("weights", weights),
+        ("shared", shared),
+    ];
+    let tensors = tensors(op, &read, &[("out", &out)])?;
+    let row_blocks = h.div_ceil(BLOCK as usize);
+    let grid = grid(rows * row_blocks, BLOCK, 0)?;
+    let kernel = COMBINE.of(shared.dtype())?;
+    let (k, h, row_blocks) = (count(k)?, count(h)?, count(row_blocks)?);
+    // SAFETY: a thread for each of the h values of a row, which the kernel compares with; places are
+    // those of the sort, rows of `results` or NONE.
+    unsafe {
+        run(kernel, &tensors, grid, |a| CombineArgs {
+            results: a[0],
+            place: a[1],
+            weights: a[2],
+            shared: a[3],
+            out: a[4],
+            k,
+            h,
+            row_blocks,
+            pad: 0,
+        })
+    }?;
+    Ok(out)
+}

@@ -1,0 +1,342 @@
+//! The indexer's choice.
+#![allow(unsafe_code)]
+
+use candle_core::{DType, Device, Result, Tensor};
+use replay_cuda::kernel::Kernel;
+
+use super::launch::{
+    ByAct, by_act, count, expect, expect_fours, grid, kernel, kernel_args, output, run, tensors,
+};
+use crate::{
+    ops::index::{Choice, Chosen, IndexKeys, IndexQueries, Level},
+    rows::DeviceRows,
+};
+
+const OP: &str = "choose-entries";
+
+const SCORES: ByAct = by_act!("index", INDEX, "index_scores");
+const CHOOSE: Kernel = kernel!("index", INDEX, "index_choose");
+
+/// What the kernels are made for: threads of a block of either, slots that a block scores, and heads
+/// that it multiplies at a time.
+const THREADS: u32 = 256;
+const CHOOSERS: u32 = 1024;
+const SLOTS: usize = 256;
+const PASS_HEADS: usize = 16;
+
+/// Scores that are held at a time: 128 MiB of them. Rows beyond that are taken later.
+const WORK_SCORES: usize = 32 << 20;
+
+kernel_args! {
+    struct IndexArgs {
+        queries: u64, head_weights: u64, positions: u64, requests: u64, keys: u64, pages: u64,
+        within: u64, work: u64, best: u64, scores: u64, choice: u64, candidates: u64, fault: u64,
+        first_row: u32, tiles: u32, slots: u32, blocks: u32, most: u32, ratio: u32, topk: u32,
+        top_blocks: u32, kept: u32, block_size: u32, heads: u32, dim: u32, n_requests: u32,
+        max_pages: u32, per_page: u32, pool_rows: u32, code: u32, scale: f32,
+    }
+}
+
+/// As [`crate::ops::choose_entries`], but for the widths: those are `topk` and `top_blocks` whatever
+/// the rows see.
+pub(in crate::ops) fn choose_entries(
+    queries: &IndexQueries<'_>,
+    keys: &IndexKeys<'_>,
+    level: Level<'_>,
+    want_scores: bool,
+) -> Result<Chosen> {
+    let most = queries.rows.most_entries(keys.ratio);
+    let sizes = Sizes::of(queries, keys, level, most)?;
+    let outputs = Outputs::new(&sizes, queries.queries.device(), want_scores)?;
+    if sizes.rows > 0 {
+        choose(
+            queries,
+            queries.rows.on_device()?,
+            keys,
+            level,
+            &sizes,
+            &outputs,
+        )?;
+    }
+    Ok(outputs.into())
+}
+
+/// How many there are of everything.
+pub(super) struct Sizes {
+    rows: usize,
+    heads: usize,
+    dim: usize,
+    /// Entries that any row sees.
+    most: usize,
+    /// Entries that any row chooses from, with the vacant ones of the blocks kept before.
+    slots: usize,
+    /// Blocks kept before; 0: a row chooses from all it sees.
+    kept: usize,
+    topk: usize,
+    /// Blocks to keep; 0: none are.
+    top_blocks: usize,
+    /// Blocks of visible entries, if some are to be kept.
+    blocks: usize,
+    block_size: usize,
+    /// Rows whose scores are held at a time.
+    pub(super) chunk: usize,
+}
+
+impl Sizes {
+    pub(super) fn of(
+        queries: &IndexQueries<'_>,
+        keys: &IndexKeys<'_>,
+        level: Level<'_>,
+        most: usize,
+    ) -> Result<Self> {
+        let (rows, heads) = queries.head_weights.dims2()?;
+        let (kept, top_blocks, block_size) = match level {
+            Level::Single => (0, 0, 1),
+            Level::Source(c) => (0, c.top_blocks, c.block_size),
+            Level::Within(kept, block_size) => (kept.width, 0, block_size),
+        };
+        let slots = match level {
+            Level::Within(..) => most
+                .next_multiple_of(block_size)
+                .min(kept.saturating_mul(block_size)),
+            _ => most,
+        };
+        let blocks = if top_blocks > 0 {
+            most.div_ceil(block_size)
+        } else {
+            0
+        };
+        let sizes = Self {
+            rows,
+            heads,
+            dim: keys.pool.data().dim(1)?,
+            most,
+            slots,
+            kept,
+            topk: queries.topk,
+            top_blocks,
+            blocks,
+            block_size,
+            chunk: (WORK_SCORES / slots.max(1)).clamp(1, rows.max(1)),
+        };
+        let none = match level {
+            Level::Single => false,
+            Level::Source(_) => top_blocks == 0,
+            Level::Within(..) => kept == 0,
+        };
+        if none || sizes.topk == 0 || heads == 0 {
+            candle_core::bail!("{OP}: expected heads, and entries and blocks to choose, got none");
+        }
+        Ok(sizes)
+    }
+}
+
+/// What the kernels write, all of `[rows, ...]`.
+pub(super) struct Outputs {
+    choice: Tensor,
+    candidates: Option<Tensor>,
+    scores: Option<Tensor>,
+}
+
+impl Outputs {
+    pub(super) fn new(sizes: &Sizes, device: &Device, want_scores: bool) -> Result<Self> {
+        let list = |width| output(&[sizes.rows, width], DType::U32, device);
+        let n = sizes.rows * sizes.most;
+        let scores = || {
+            // A device has no memory of 0 bytes.
+            let scores = Tensor::full(f32::NEG_INFINITY, n.max(1), device)?;
+            scores.narrow(0, 0, n)?.reshape((sizes.rows, sizes.most))
+        };
+        Ok(Self {
+            choice: list(sizes.topk)?,
+            candidates: (sizes.top_blocks > 0)
+                .then(|| list(sizes.top_blocks))
+                .transpose()?,
+            scores: want_scores.then(scores).transpose()?,
+        })
+    }
+}
+
+impl From<Outputs> for Chosen {
+    fn from(outputs: Outputs) -> Self {
+        let choice = |entries: Tensor| Choice {
+            width: entries.dims()[1],
+            entries,
+        };
+        Self {
+            choice: choice(outputs.choice),
+            candidates: outputs.candidates.map(choice),
+            scores: outputs.scores,
+        }
+    }
+}
+
+/// Chooses for rows that are on the device; pad rows, whose request is none, choose nothing.
+pub(super) fn choose(
+    queries: &IndexQueries<'_>,
+    rows: &DeviceRows,
+    keys: &IndexKeys<'_>,
+    level: Level<'_>,
+    sizes: &Sizes,
+    outputs: &Outputs,
+) -> Result<()> {
+    let device = queries.queries.device();
+    // Tensors without elements, to which the kernels get no address.
+    let (no_list, chunk) = (rows.positions.narrow(0, 0, 0)?, sizes.chunk);
+    let no_table = no_list.reshape((0, 1))?;
+    let work = output(&[chunk, sizes.slots.max(1)], DType::F32, device)?;
+    let best = output(&[chunk, sizes.blocks.max(1)], DType::F32, device)?;
+    let scores = outputs.scores.clone();
+    let scores = scores.unwrap_or(work.narrow(0, 0, 0)?);
+    let (fault, code) = queries.faults.target()?;
+    let operands = Operands {
+        queries,
+        rows,
+        keys,
+        pages: if sizes.most > 0 {
+            keys.pages.on_device(device)?
+        } else {
+            &no_table
+        },
+        within: match level {
+            Level::Within(kept, _) => &kept.entries,
+            _ => &no_table,
+        },
+        work: &work,
+        best: &best,
+        scores: &scores,
+        choice: &outputs.choice,
+        candidates: outputs.candidates.as_ref().unwrap_or(&no_list),
+        fault,
+        code,
+    };
+    operands.check(sizes)?;
+    (0..sizes.rows)
+        .step_by(chunk)
+        .try_for_each(|first| operands.launch(sizes, first..sizes.rows.min(first + chunk)))
+}
+
+/// All that the kernels read and write.
+struct Operands<'a> {
+    queries: &'a IndexQueries<'a>,
+    rows: &'a DeviceRows,
+    keys: &'a IndexKeys<'a>,
+    pages: &'a Tensor,
+    within: &'a Tensor,
+    work: &'a Tensor,
+    best: &'a Tensor,
+    scores: &'a Tensor,
+    choice: &'a Tensor,
+    candidates: &'a Tensor,
+    fault: &'a Tensor,
+    code: u32,
+}
+
+impl Operands<'_> {
+    /// Refuses shapes and dtypes that do not go together.
+    fn check(&self, sizes: &Sizes) -> Result<()> {
+        let (rows, heads, dim) = (sizes.rows, sizes.heads, sizes.dim);
+        let (q, pool) = (self.queries.queries, self.keys.pool.data());
+        let (act, weights) = (q.dtype(), self.queries.head_weights);
+        expect(OP, "queries", q, act, &[rows, heads * dim])?;
+        expect(OP, "head_weights", weights, act, &[rows, heads])?;
+        expect(OP, "keys", pool, act, &[pool.dim(0)?, dim])?;
+        expect_fours(OP, "keys", pool, dim)?;
+        let (positions, requests) = (&self.rows.positions, &self.rows.requests);
+        expect(OP, "positions", positions, DType::U32, &[rows])?;
+        expect(OP, "requests", requests, DType::U32, &[rows])?;
+        expect(OP, "pages", self.pages, DType::U32, self.pages.dims())?;
+        if sizes.kept > 0 {
+            expect(OP, "within", self.within, DType::U32, &[rows, sizes.kept])?;
+        }
+        expect(OP, "fault", self.fault, DType::U32, &[1])
+    }
+
+    /// Scores the entries of some rows, and chooses among them.
+    fn launch(&self, sizes: &Sizes, rows: std::ops::Range<usize>) -> Result<()> {
+        let read = [
+            ("queries", self.queries.queries),
+            ("head_weights", self.queries.head_weights),
+            ("positions", &self.rows.positions),
+            ("requests", &self.rows.requests),
+            ("keys", self.keys.pool.data()),
+            ("pages", self.pages),
+            ("within", self.within),
+        ];
+        let written = [
+            ("work", self.work),
+            ("best", self.best),
+            ("scores", self.scores),
+            ("choice", self.choice),
+            ("candidates", self.candidates),
+            ("fault", self.fault),
+        ];
+        let tensors = tensors(OP, &read, &written)?;
+        let (args, tiles) = (self.args(sizes, rows.start)?, sizes.slots.div_ceil(SLOTS));
+        let shared = sizes.heads.next_multiple_of(PASS_HEADS) * (sizes.dim + 1) * size_of::<f32>();
+        let score = grid(rows.len() * tiles, THREADS, shared)?;
+        let choose = grid(rows.len(), CHOOSERS, 0)?;
+        let kernel = SCORES.of(self.queries.queries.dtype())?;
+        // SAFETY: a block for each row of the chunk, or for each SLOTS of its slots, with room for
+        // the row's heads; `work` and `best` have a row for each row of a chunk. Shapes were
+        // compared; the kernels compare every request, entry, block and page with the counts, which
+        // are those of the tensors, and read aligned fours of channels.
+        unsafe {
+            run(kernel, &tensors, score, &args)?;
+            run(CHOOSE, &tensors, choose, &args)
+        }
+    }
+
+    /// The argument of both kernels, from the addresses.
+    fn args(&self, sizes: &Sizes, first_row: usize) -> Result<impl Fn(&[u64]) -> IndexArgs> {
+        let constants = IndexArgs {
+            queries: 0,
+            head_weights: 0,
+            positions: 0,
+            requests: 0,
+            keys: 0,
+            pages: 0,
+            within: 0,
+            work: 0,
+            best: 0,
+            scores: 0,
+            choice: 0,
+            candidates: 0,
+            fault: 0,
+            first_row: count(first_row)?,
+            tiles: count(sizes.slots.div_ceil(SLOTS))?,
+            slots: count(sizes.slots)?,
+            blocks: count(sizes.blocks)?,
+            most: count(sizes.most)?,
+            ratio: count(self.keys.ratio)?,
+            topk: count(sizes.topk)?,
+            top_blocks: count(sizes.top_blocks)?,
+            kept: count(sizes.kept)?,
+            block_size: count(sizes.block_size)?,
+            heads: count(sizes.heads)?,
+            dim: count(sizes.dim)?,
+            n_requests: count(self.pages.dim(0)?)?,
+            max_pages: count(self.pages.dim(1)?)?,
+            per_page: count(self.keys.pool.per_page())?,
+            pool_rows: count(self.keys.pool.data().dim(0)?)?,
+            code: self.code,
+            scale: 1.0 / (sizes.heads as f32).sqrt() / (sizes.dim as f32).sqrt(),
+        };
+        Ok(move |a: &[u64]| IndexArgs {
+            queries: a[0],
+            head_weights: a[1],
+            positions: a[2],
+            requests: a[3],
+            keys: a[4],
+            pages: a[5],
+            within: a[6],
+            work: a[7],
+            best: a[8],
+            scores: a[9],
+            choice: a[10],
+            candidates: a[11],
+            fault: a[12],
+            ..constants
+        })
+    }
+}

@@ -1,0 +1,107 @@
+//! Stands in for the operations on CUDA devices in a build without the feature `cuda`.
+
+use candle_core::{Error, Result, Tensor};
+
+use super::{
+    Act, Experts, Faults, Mix, Rounding,
+    attention::{EntryKeys, WindowKeys},
+    compress::ClosedGroups,
+    index::{Chosen, IndexKeys, IndexQueries, Level},
+};
+use crate::{cache::RowRing, config::Config, rows::Rows};
+
+fn absent<T>() -> Result<T> {
+    Err(Error::NotCompiledWithCudaSupport)
+}
+
+pub(super) fn attention(
+    _: &Tensor,
+    _: &Rows,
+    _: &WindowKeys<'_>,
+    _: Option<&EntryKeys<'_>>,
+    _: &Tensor,
+) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn close_groups(
+    _: &ClosedGroups,
+    _: usize,
+    _: &Rows,
+    _: (&Tensor, &RowRing),
+    _: (&Tensor, &RowRing),
+    _: Act,
+) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn engram_gate(
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+    _: f64,
+) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn routed_experts(
+    _: &Experts,
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn swiglu(_: &Tensor, _: f64) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn choose_entries(
+    _: &IndexQueries<'_>,
+    _: &IndexKeys<'_>,
+    _: Level<'_>,
+    _: bool,
+) -> Result<Chosen> {
+    absent()
+}
+
+pub(super) fn grouped_linear(_: &Tensor, _: &Tensor, _: usize, _: Act) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn mix(_: &Mix, _: &Tensor) -> Result<(Tensor, Tensor)> {
+    absent()
+}
+
+pub(super) fn expand(_: &Tensor, _: &Tensor, _: &Tensor) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn collapse_norm(_: &Tensor, _: &Tensor, _: &Tensor, _: f64) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn rms_norm(_: &Tensor, _: &Tensor, _: f64) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn rope_table(_: &Tensor, _: &Tensor) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn rotate_heads(
+    _: &Tensor,
+    _: usize,
+    _: &Tensor,
+    _: Option<Rounding>,
+    _: bool,
+) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn route(_: &Tensor, _: &Tensor, _: &Config, _: Faults<'_>) -> Result<(Tensor, Tensor)> {
+    absent()
+}

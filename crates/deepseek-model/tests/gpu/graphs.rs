@@ -1,0 +1,186 @@
+//! Decode steps in graphs: the same bits as eager steps.
+
+use std::num::NonZeroU32;
+
+use candle_core::DType;
+use deepseek_model::{
+    CacheOptions, Graphs, LogitRows, Model, ReplayPolicy, Runner, RunnerOptions, SequenceId,
+    SequenceOptions, StepMode, StepRequest,
+};
+
+use crate::common::{flat, greedy, load_on};
+use crate::gpu;
+
+fn runner(model: &Model, sequences: usize, graphs: Graphs) -> Runner<'_> {
+    let cache = CacheOptions {
+        max_sequences: sequences,
+        max_tokens: 512 * sequences,
+        policy: ReplayPolicy::PromptTail,
+        sampled_rows: NonZeroU32::MIN,
+    };
+    let options = RunnerOptions {
+        graphs,
+        capture_sizes: Vec::new(),
+    };
+    let mut runner = Runner::new(model, cache, &options).unwrap();
+    runner.capture(|_, _| ()).unwrap();
+    runner
+}
+
+/// Prompts of many lengths: around the window, a page, a group.
+fn prompts(n: usize) -> Vec<Vec<u32>> {
+    let lengths = [1, 2, 7, 8, 9, 31, 33, 64, 100, 127, 128, 130];
+    let prompt = |i: usize| (0..lengths[i % 12]).map(move |t| 3 + ((i * 31 + t * 7) % 250) as u32);
+    (0..n).map(|i| prompt(i).collect()).collect()
+}
+
+/// Adds the prompts, one chunk each; the first greedy id of each.
+fn prefill(runner: &mut Runner<'_>, prompts: &[Vec<u32>]) -> Vec<(SequenceId, u32)> {
+    let add = |prompt: &Vec<u32>| {
+        let options = SequenceOptions {
+            prompt_len: prompt.len(),
+            keeps_rows: false,
+        };
+        let sequence = runner.add(options).unwrap();
+        let request = StepRequest {
+            sequence,
+            tokens: prompt,
+            logits: LogitRows::Last,
+        };
+        let (output, mode) = runner.forward(&[request]).unwrap();
+        assert_eq!(mode, StepMode::Eager);
+        (sequence, greedy(&flat(&output.logits)))
+    };
+    prompts.iter().map(add).collect()
+}
+
+/// One decode step of all; their logits, and how it ran.
+fn decode(runner: &mut Runner<'_>, batch: &mut [(SequenceId, u32)]) -> (Vec<f32>, StepMode) {
+    let tokens: Vec<[u32; 1]> = batch.iter().map(|(_, id)| [*id]).collect();
+    let requests = batch.iter().zip(&tokens);
+    let requests: Vec<_> = requests
+        .map(|((sequence, _), tokens)| StepRequest {
+            sequence: *sequence,
+            tokens,
+            logits: LogitRows::Last,
+        })
+        .collect();
+    let (output, mode) = runner.forward(&requests).unwrap();
+    let logits = flat(&output.logits);
+    let width = logits.len() / batch.len();
+    for ((_, id), row) in batch.iter_mut().zip(logits.chunks(width)) {
+        *id = greedy(row);
+    }
+    (logits, mode)
+}
+
+/// Batches of every size up to 8, padded and not, over 40 steps: across pages, groups and the ring.
+/// Bit for bit where graph and eager step have the same number of rows; padding changes the shapes
+/// that cuBLAS sees, and with them the order of its sums.
+#[test]
+fn graphs_decode_as_eager_steps_do() {
+    for (name, dtype) in [
+        ("bf16-s1", DType::F32),
+        ("engram-s1", DType::F32),
+        ("engram-s1", DType::BF16),
+    ] {
+        let model = load_on(&gpu(), dtype, name, true);
+        for n in 1..=8 {
+            let prompts = prompts(n);
+            let mut eager = runner(&model, 8, Graphs::Off);
+            let mut graph = runner(&model, 8, Graphs::Full);
+            let mut a = prefill(&mut eager, &prompts);
+            let mut b = prefill(&mut graph, &prompts);
+            for step in 0..40 {
+                let (want, eagerly) = decode(&mut eager, &mut a);
+                let (got, mode) = decode(&mut graph, &mut b);
+                assert_eq!(eagerly, StepMode::Eager);
+                let padded_rows = n.next_power_of_two();
+                assert_eq!(mode, StepMode::Full { padded_rows });
+                let what = format!("{name} {dtype:?}, {n} requests, step {step}");
+                if padded_rows == n {
+                    assert!(got == want, "{what}: graph and eager step differ");
+                } else if dtype == DType::F32 {
+                    crate::common::assert_close(&what, &got, &want, 1e-3);
+                    let ids = |batch: &[(SequenceId, u32)]| -> Vec<u32> {
+                        batch.iter().map(|(_, id)| *id).collect()
+                    };
+                    assert_eq!(ids(&a), ids(&b), "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// Batches that shrink, grow and change places in one bucket, with a prefill between: nothing of an
+/// earlier launch is left in the lists (BR-21).
+#[test]
+fn shrinking_and_growing_batches_keep_their_text() {
+    let model = load_on(&gpu(), DType::F32, "engram-s1", true);
+    let prompts = prompts(5);
+    let alone: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| {
+            let mut eager = runner(&model, 5, Graphs::Off);
+            let mut batch = prefill(&mut eager, std::slice::from_ref(prompt));
+            let ids = |_| {
+                decode(&mut eager, &mut batch);
+                batch[0].1
+            };
+            (0..12).map(ids).collect()
+        })
+        .collect();
+    let mut graph = runner(&model, 5, Graphs::Full);
+    let mut all = prefill(&mut graph, &prompts[..4]);
+    let mut ids = vec![Vec::new(); 5];
+    let members = [
+        vec![0, 1, 2, 3],
+        vec![3, 1],
+        vec![2, 0, 1],
+        vec![1],
+        vec![0, 3, 2, 1],
+    ];
+    for (round, chosen) in members.iter().cycle().take(20).enumerate() {
+        if round == 10 {
+            all.extend(prefill(&mut graph, &prompts[4..]));
+        }
+        let mut chosen = chosen.clone();
+        if round >= 10 {
+            chosen.push(4);
+        }
+        let mut batch: Vec<_> = chosen.iter().map(|i| all[*i]).collect();
+        decode(&mut graph, &mut batch);
+        for (i, row) in chosen.iter().zip(batch) {
+            all[*i] = row;
+            ids[*i].push(row.1);
+        }
+    }
+    for (i, (got, want)) in ids.iter().zip(&alone).enumerate() {
+        let n = got.len().min(want.len());
+        assert!(n > 5, "request {i} took part {n} times");
+        assert_eq!(got[..n], want[..n], "request {i}");
+    }
+}
+
+/// 300 decode steps leave the device's memory as it was.
+#[test]
+fn decode_steps_leave_memory_flat() {
+    let device = gpu();
+    let model = load_on(&device, DType::F32, "engram-s1", true);
+    let mut graph = runner(&model, 4, Graphs::Full);
+    let mut batch = prefill(&mut graph, &prompts(4));
+    let free = || {
+        device.synchronize().unwrap();
+        let device = device.as_cuda_device().unwrap();
+        let stream = device.cuda_stream();
+        stream.context().mem_get_info().unwrap().0
+    };
+    let mut after = Vec::new();
+    for step in 0..300 {
+        decode(&mut graph, &mut batch);
+        if step % 100 == 50 {
+            after.push(free());
+        }
+    }
+    assert!(after.windows(2).all(|pair| pair[0] == pair[1]), "{after:?}");
+}
