@@ -5,7 +5,9 @@ use std::num::NonZeroUsize;
 
 use clap::Parser;
 use deepseek_model::tokenizer::{TextStream, Tokenizer};
-use deepseek_model::{Event, FinishReason, GenerateOptions, Generation, Generator, ReplayPolicy};
+use deepseek_model::{
+    Event, FinishReason, GenerateOptions, Generation, Generator, Graphs, ReplayPolicy,
+};
 use indicatif::ProgressBar;
 
 use crate::io::Io;
@@ -18,7 +20,7 @@ use crate::sampling::SamplingArgs;
 use crate::{parse_count, parse_whole};
 
 /// Prompt rows of a step at most when every row's logits are wanted: with a vocabulary of 129,280
-/// these take half a megabyte a row. Shorter chunks change no result here, since every row runs.
+/// these take half a megabyte a row. Every row runs, so shorter chunks drop nothing.
 const LOGPROB_CHUNK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// Columns of the picture that `--explain` draws.
@@ -76,8 +78,10 @@ pub struct GenerateArgs {
     pub replay: ReplayPolicy,
     /// Prompt rows to compute at a time at most, over all prompts, 1 or above.
     ///
-    /// With --logprobs no more than 512, because the logits of every row are held at once; the
-    /// results are the same. Of the policies, step-tail depends on how a prompt is cut.
+    /// With --logprobs it is lowered to 512, because the logits of every row are held at once. Which
+    /// rows run depends on how a prompt is cut under step-tail only. Sums in another order differ in
+    /// their last bits under every policy, and rounding of cached values can make more of that: see
+    /// --no-activation-rounding.
     #[arg(
         long,
         value_name = "N",
@@ -86,16 +90,30 @@ pub struct GenerateArgs {
         allow_negative_numbers = true
     )]
     pub chunk: NonZeroUsize,
-    /// Also give the log-probability of each token of prompt and output. Every prompt row then runs
-    /// in every layer, and --chunk is 512 at most.
+    /// Also give the log-probability of each token of prompt and output under the model itself,
+    /// before temperature, top-k and top-p. Every prompt row then runs in every layer, and --chunk
+    /// is lowered to 512 if it is above.
     #[arg(long)]
     pub logprobs: bool,
     /// Print one JSON object per prompt instead of text; --help lists its fields.
     #[arg(long)]
     pub json: bool,
+    /// Which steps run in CUDA graphs on a GPU: off (none) or full (one graph for a step that decodes
+    /// one token of each prompt).
+    #[arg(long, value_enum, default_value_t = GraphsArg::Full)]
+    pub graphs: GraphsArg,
     /// Draw, on standard error, which prompt rows ran in which layers.
     #[arg(long)]
     pub explain: bool,
+}
+
+/// `--graphs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum GraphsArg {
+    /// Every step runs operation by operation.
+    Off,
+    /// Decode steps run as one graph each.
+    Full,
 }
 
 /// Runs the program.
@@ -113,11 +131,19 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let options = args.options(&checkpoint)?;
 
     let model = args.model.load(io.watched)?;
-    let generator = Generator::new(&model, ids.clone(), options).map_err(|e| {
+    let mut generator = Generator::new(&model, ids.clone(), options).map_err(|e| {
         blame(e, || {
             format!("--replay {} (off runs every model)", args.replay)
         })
     })?;
+    if args.max_new_tokens > 1 {
+        let bar = progress::capture(io.watched);
+        generator.capture(|done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+        })?;
+        bar.finish_and_clear();
+    }
     let layers = model.config().layers.len();
     let maps = ids
         .iter()
@@ -148,6 +174,10 @@ impl GenerateArgs {
             stop_ids: checkpoint.config.eos_token_ids.clone(),
             sampling: self.sampling.resolve(&self.model.model)?,
             logprobs: self.logprobs,
+            graphs: match self.graphs {
+                GraphsArg::Off => Graphs::Off,
+                GraphsArg::Full => Graphs::Full,
+            },
         })
     }
 }

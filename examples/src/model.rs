@@ -22,9 +22,10 @@ pub struct ModelArgs {
     /// Where the model runs: cpu, or cuda:N for GPU number N (in a build with the feature cuda).
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
-    /// Type of activations: f32 is the clean reference, bf16 as released.
-    #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
-    pub dtype: DTypeArg,
+    /// Type of activations: f32 is the clean reference, bf16 as released. Without the flag, f32 on
+    /// the CPU and bf16 on a GPU.
+    #[arg(long, value_enum)]
+    pub dtype: Option<DTypeArg>,
     /// Keep cached values as they are, instead of rounding them to the formats of the released
     /// cache.
     #[arg(long)]
@@ -129,9 +130,9 @@ impl ModelArgs {
     pub fn load(&self, watched: bool) -> anyhow::Result<Model> {
         let options = ModelOptions {
             device: self.device.open()?,
-            dtype: match self.dtype {
-                DTypeArg::F32 => DType::F32,
-                DTypeArg::Bf16 => DType::BF16,
+            dtype: match (self.dtype, self.device) {
+                (Some(DTypeArg::F32), _) | (None, DeviceArg::Cpu) => DType::F32,
+                (Some(DTypeArg::Bf16), _) | (None, DeviceArg::Cuda(_)) => DType::BF16,
             },
             round_cache: !self.no_activation_rounding,
         };
@@ -189,7 +190,7 @@ mod tests {
             let args = ModelArgs {
                 model: model.to_owned(),
                 device: DeviceArg::Cpu,
-                dtype: DTypeArg::F32,
+                dtype: None,
                 no_activation_rounding: false,
             };
             args.checkpoint().unwrap_err().to_string()

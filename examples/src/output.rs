@@ -173,7 +173,18 @@ impl std::fmt::Display for Summary<'_> {
         if self.logprobs && self.policy != ReplayPolicy::Off {
             write!(f, "; --logprobs reads every row, so none is dropped")?;
         }
-        writeln!(f)
+        writeln!(f)?;
+        if cost.graph_steps > 0 {
+            let eager = cost.steps - cost.graph_steps;
+            writeln!(
+                f,
+                "graphs   {} in a graph, {} eager; {} dropped rows",
+                count(cost.graph_steps, "step"),
+                HumanCount(eager as u64),
+                HumanCount(cost.trimmed_steps as u64)
+            )?;
+        }
+        Ok(())
     }
 }
 

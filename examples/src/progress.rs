@@ -12,6 +12,11 @@ pub fn loading(watched: bool) -> ProgressBar {
     bar(watched, "loading {wide_bar} {bytes}/{total_bytes}", 0)
 }
 
+/// Graphs of decode steps.
+pub fn capture(watched: bool) -> ProgressBar {
+    bar(watched, "capturing {wide_bar} graphs {pos}/{len}", 0)
+}
+
 /// Tokens of all prompts together.
 pub fn prefill(watched: bool, tokens: usize) -> ProgressBar {
     bar(
@@ -51,11 +56,21 @@ mod tests {
 
     #[test]
     fn bars_exist_only_where_someone_watches() {
-        for bar in [loading(false), prefill(false, 5), contexts(false, 5)] {
+        for bar in [
+            loading(false),
+            capture(false),
+            prefill(false, 5),
+            contexts(false, 5),
+        ] {
             assert!(bar.is_hidden());
         }
         // Building one checks its template; the test's stderr is no terminal, so none is drawn.
-        for bar in [loading(true), prefill(true, 5), contexts(true, 5)] {
+        for bar in [
+            loading(true),
+            capture(true),
+            prefill(true, 5),
+            contexts(true, 5),
+        ] {
             bar.finish_and_clear();
         }
     }

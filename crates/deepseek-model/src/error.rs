@@ -51,6 +51,17 @@ pub enum Error {
     /// Sizes that no graph can be captured for.
     #[error(transparent)]
     CaptureSizes(#[from] replay_core::CaptureSizesError),
+    /// A prompt of a batch is refused.
+    #[error("prompt {index}: {source}")]
+    Prompt {
+        /// Its index in the batch.
+        index: usize,
+        /// Why.
+        source: Box<Error>,
+    },
+    /// A batch without prompts.
+    #[error("expected at least 1 prompt, got none")]
+    NoPrompts,
     /// A tensor operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

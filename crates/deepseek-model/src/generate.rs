@@ -8,9 +8,10 @@ use std::{
 use replay_core::ReplayPolicy;
 
 use crate::{
-    CacheOptions, KvCache, LogitRows, Model, Result, SequenceId, SequenceOptions, StepOutput,
-    StepRequest, StepStats,
+    CacheError, CacheOptions, CaptureReport, Error, Graphs, LogitRows, Model, Result, Runner,
+    RunnerOptions, SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
     sampler::{Sampler, SamplingConfig, log_softmax_at},
+    tokenizer::check_ids,
 };
 
 /// How to generate.
@@ -28,6 +29,8 @@ pub struct GenerateOptions {
     pub sampling: SamplingConfig,
     /// Whether to give log-probabilities of prompt and output; then every prompt row is kept.
     pub logprobs: bool,
+    /// Which steps run in CUDA graphs, once [`Generator::capture`] was called; none on a CPU.
+    pub graphs: Graphs,
 }
 
 /// Why a generation ended.
@@ -101,6 +104,12 @@ pub struct GenerateSummary {
     pub row_layers: usize,
     /// The same if no row had been dropped.
     pub row_layers_without_replay: usize,
+    /// Steps run.
+    pub steps: usize,
+    /// Those of them that ran in a graph.
+    pub graph_steps: usize,
+    /// Those in which rows were dropped.
+    pub trimmed_steps: usize,
 }
 
 /// A prompt on its way.
@@ -126,7 +135,7 @@ impl Run {
 pub struct Generator<'a> {
     model: &'a Model,
     options: GenerateOptions,
-    cache: KvCache,
+    runner: Runner<'a>,
     runs: Vec<Run>,
     started: Option<Instant>,
     summary: GenerateSummary,
@@ -139,9 +148,16 @@ impl<'a> Generator<'a> {
     /// Takes the prompts in; computes nothing yet.
     ///
     /// # Errors
-    /// If a prompt is empty or exceeds the model's positions, the sampling configuration is
-    /// refused, or the model cannot replay and the policy is not `Off`.
+    /// [`Error::Prompt`] if a prompt is empty, exceeds the model's positions or has an id that the
+    /// model does not know; or there is no prompt, the sampling configuration is refused, or the
+    /// model cannot replay and the policy is not `Off`.
     pub fn new(model: &'a Model, prompts: Vec<Vec<u32>>, options: GenerateOptions) -> Result<Self> {
+        for (index, prompt) in prompts.iter().enumerate() {
+            check_prompt(model, prompt).map_err(|source| Error::Prompt {
+                index,
+                source: Box::new(source),
+            })?;
+        }
         let positions = model.config().max_positions;
         let tokens = |prompt: &Vec<u32>| {
             prompt
@@ -149,12 +165,20 @@ impl<'a> Generator<'a> {
                 .saturating_add(options.max_new_tokens)
                 .min(positions)
         };
-        let mut cache = model.new_cache(CacheOptions {
+        let cache = CacheOptions {
             max_sequences: prompts.len(),
             max_tokens: prompts.iter().map(tokens).sum::<usize>().max(1),
             policy: options.policy,
             sampled_rows: NonZeroU32::MIN,
-        })?;
+        };
+        if prompts.is_empty() {
+            return Err(Error::NoPrompts);
+        }
+        let graphs = RunnerOptions {
+            graphs: options.graphs,
+            ..RunnerOptions::default()
+        };
+        let mut runner = Runner::new(model, cache, &graphs)?;
         let mut runs = Vec::with_capacity(prompts.len());
         for (index, prompt) in prompts.into_iter().enumerate() {
             let sequence = SequenceOptions {
@@ -162,7 +186,7 @@ impl<'a> Generator<'a> {
                 keeps_rows: options.logprobs,
             };
             runs.push(Run {
-                sequence: cache.add(sequence)?,
+                sequence: runner.add(sequence)?,
                 sampler: Sampler::for_sequence(options.sampling, index as u64)?,
                 prompt,
                 result: Generation {
@@ -177,13 +201,22 @@ impl<'a> Generator<'a> {
         Ok(Self {
             model,
             options,
-            cache,
+            runner,
             runs,
             started: None,
             summary: GenerateSummary::default(),
             last_stats: StepStats::default(),
             last_prompts: Vec::new(),
         })
+    }
+
+    /// Captures the graphs that decode steps run in, if the options ask for them and the model is on
+    /// a CUDA device; `progress` is told how many are done, of how many.
+    ///
+    /// # Errors
+    /// As [`Runner::capture`].
+    pub fn capture(&mut self, progress: impl FnMut(usize, usize)) -> Result<CaptureReport> {
+        self.runner.capture(progress)
     }
 
     /// Whether every prompt has ended.
@@ -221,7 +254,7 @@ impl<'a> Generator<'a> {
             .enumerate()
             .filter(|(_, run)| run.result.finish.is_none())
         {
-            let done = self.cache.len(run.sequence)?;
+            let done = self.runner.cache().len(run.sequence)?;
             let tokens = run.next_tokens(done, budget);
             if tokens.is_empty() {
                 continue; // the budget is spent
@@ -247,7 +280,7 @@ impl<'a> Generator<'a> {
             return Ok(Vec::new());
         }
         let start = Instant::now();
-        let output = self.model.forward(&requests, &mut self.cache)?;
+        let (output, mode) = self.runner.forward(&requests)?;
         let rows: Vec<usize> = requests.iter().map(|r| r.tokens.len()).collect();
         let events = self.take(&prompts, &rows, &output, started)?;
         self.count(
@@ -256,6 +289,7 @@ impl<'a> Generator<'a> {
             rows.iter().sum(),
             output.stats,
         );
+        self.summary.graph_steps += usize::from(mode != StepMode::Eager);
         self.last_prompts = prompts;
         Ok(events)
     }
@@ -274,7 +308,7 @@ impl<'a> Generator<'a> {
         let positions = self.model.config().max_positions;
         for ((&prompt, &rows), range) in prompts.iter().zip(rows).zip(&output.ranges) {
             let run = &mut self.runs[prompt];
-            let (done, total) = (self.cache.len(run.sequence)?, run.prompt.len());
+            let (done, total) = (self.runner.cache().len(run.sequence)?, run.prompt.len());
             if done - rows < total {
                 if self.options.logprobs {
                     let next = run.prompt[done - rows + 1..].iter();
@@ -321,7 +355,7 @@ impl<'a> Generator<'a> {
             }
             if let Some(reason) = finish {
                 run.result.finish = finish;
-                self.cache.remove(run.sequence)?;
+                self.runner.remove(run.sequence)?;
                 events.push(Event::Finished { prompt, reason });
             }
         }
@@ -337,8 +371,28 @@ impl<'a> Generator<'a> {
             summary.decode_tokens += rows;
             summary.decode_time += time;
         }
+        summary.steps += 1;
+        summary.trimmed_steps +=
+            usize::from(stats.row_layers() < stats.row_layers_without_replay());
         summary.row_layers += stats.row_layers();
         summary.row_layers_without_replay += stats.row_layers_without_replay();
         self.last_stats = stats;
     }
+}
+
+/// What a step would refuse of a prompt, found before anything runs.
+fn check_prompt(model: &Model, prompt: &[u32]) -> Result<()> {
+    let (config, prompt_len) = (model.config(), prompt.len());
+    if prompt.is_empty() {
+        return Err(CacheError::EmptyPrompt.into());
+    }
+    if prompt_len > config.max_positions {
+        let max_positions = config.max_positions;
+        return Err(CacheError::PromptTooLong {
+            prompt_len,
+            max_positions,
+        }
+        .into());
+    }
+    Ok(check_ids(prompt, config.vocab_size)?)
 }

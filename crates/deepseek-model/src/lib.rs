@@ -11,7 +11,8 @@
 //! - [`Generator`] drives prompts to their ends.
 //! - [`tokenizer`], [`sampler`] and [`weights`] stand alone.
 //!
-//! Everything here runs on a CPU in f32, or with activations rounded to bf16.
+//! Everything here runs on a CPU in f32, or with activations rounded to bf16, and with the feature
+//! `cuda` on a CUDA device in f32 or bf16. There a [`Runner`] runs decode steps as one graph each.
 //!
 //! ```
 //! use std::num::NonZeroUsize;
@@ -33,6 +34,7 @@
 //!     stop_ids: model.config().eos_token_ids.clone(),
 //!     sampling: SamplingConfig::GREEDY,
 //!     logprobs: false,
+//!     graphs: Default::default(),
 //! };
 //! let mut generator = Generator::new(&model, vec![prompt], options)?;
 //! while !generator.is_finished() {
@@ -75,6 +77,7 @@ pub use layers::Observer;
 pub use model::{Model, ModelError, ModelOptions};
 pub use ops::{Rounding, Site, round_groups};
 pub use replay_core::ReplayPolicy;
+pub use replay_graph::CaptureReport;
 pub use runner::{Graphs, Runner, RunnerOptions, StepMode};
 pub use step::{LayerStats, LogitRows, StepError, StepOutput, StepRequest, StepStats};
 

@@ -78,6 +78,10 @@ pub(crate) struct DeviceRows {
 
 /// What rows of a captured step have at fixed addresses, beside [`DeviceRows`].
 #[derive(Debug)]
+#[allow(
+    dead_code,
+    reason = "kernels read it, which a build without CUDA lacks"
+)]
 pub(crate) struct FixedRows {
     /// First position whose KV each request may read, u32 `[requests]`.
     pub(crate) kv_start: Tensor,

@@ -21,6 +21,7 @@ fn options(policy: ReplayPolicy, chunk: usize) -> GenerateOptions {
         stop_ids: vec![],
         sampling: SamplingConfig::GREEDY,
         logprobs: false,
+        graphs: deepseek_model::Graphs::default(),
     }
 }
 

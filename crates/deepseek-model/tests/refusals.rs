@@ -311,6 +311,7 @@ fn generation_stops_at_the_last_position() {
         stop_ids: vec![],
         sampling: SamplingConfig::GREEDY,
         logprobs: false,
+        graphs: deepseek_model::Graphs::default(),
     };
     let mut generator = Generator::new(&MODEL, vec![prompt], options).unwrap();
     while !generator.is_finished() {

@@ -20,6 +20,10 @@ pub(crate) struct ClosedGroups {
 /// Groups as kernels read them: u32 on the device. Rows of a captured step have a place for as many
 /// groups as rows; those that are not closed have no request, `u32::MAX`, and no pool row.
 #[derive(Debug, Clone)]
+#[allow(
+    dead_code,
+    reason = "kernels read it, which a build without CUDA lacks"
+)]
 pub(crate) struct DeviceGroups {
     /// `[groups, 2]`: request and entry number.
     pub(crate) entries: Tensor,
