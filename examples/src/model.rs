@@ -147,9 +147,13 @@ impl ModelArgs {
 
     fn dir(&self) -> anyhow::Result<&Path> {
         let at = io::absolute(&self.model).map_or_else(String::new, |at| format!(" at {at}"));
+        let got = match self.model.exists() {
+            true => "got a file",
+            false => "there is none",
+        };
         ensure!(
             self.model.is_dir(),
-            "--model {}: expected a directory, there is none{at}",
+            "--model {}: expected a directory, {got}{at}",
             self.model.display()
         );
         Ok(&self.model)
@@ -200,6 +204,6 @@ mod tests {
         insta::assert_snapshot!(refuse(Path::new("/no/such/place")), @"--model /no/such/place: expected a directory, there is none");
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();
-        insta::assert_snapshot!(refuse(file.path()).replace(&path, "FILE"), @"--model FILE: expected a directory, there is none");
+        insta::assert_snapshot!(refuse(file.path()).replace(&path, "FILE"), @"--model FILE: expected a directory, got a file");
     }
 }

@@ -56,7 +56,7 @@ pub struct PerplexityArgs {
         default_values = ["examples/perplexity/data/macbeth.txt", "examples/perplexity/data/tempest.txt"],
     )]
     pub text: Vec<PathBuf>,
-    /// Lengths of contexts, in tokens.
+    /// Lengths of contexts, in tokens, separated by commas.
     #[arg(
         long,
         value_name = "N",
