@@ -8,6 +8,8 @@
 mod archive;
 mod layout;
 mod programs;
+#[cfg(test)]
+mod runner;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -13,16 +13,21 @@ usage: sh run.sh [tests] [bench] [sanitize | memcheck | racecheck] [--out FOLDER
             in its place, and the summary says so
   racecheck that alone
 
-Everything printed is also kept in FOLDER (default: results). Fails when there is no GPU, when a
-test fails or is ignored, and when none ran.
+Everything printed is also kept in FOLDER (default: results, beside this file). The last line of
+summary.txt there is "all passed", or that it was a partial run, or what failed; without one of these
+the run did not end. Fails when there is no GPU, when a test fails or is ignored, when a program runs
+no test, and when there is no bench to run.
 
 Variables: CUDA_LIBRARIES, a folder with the libraries of CUDA; SANITIZER, the compute-sanitizer to
-use; SECONDS_PER_STAGE, after which a stage is stopped (default 240); TEST_FILTER, a part of the
-names of the tests to run.
+use; SECONDS_PER_STAGE, after which each program of a stage is stopped (default 240); TEST_FILTER, a
+part of the names of the tests to run, which makes the run a partial one. REPLAY_GPU_SMALL and
+REPLAY_GPU_PLAIN_MEMORY are set by the stages that need them; those set outside are not used.
 END
 }
 
 set -u
+# With it, `cd` to a relative folder could lead elsewhere.
+unset CDPATH
 root=$(cd "$(dirname "$0")" && pwd) || exit 1
 out=$root/results
 stages=
@@ -32,6 +37,12 @@ while [ $# -gt 0 ]; do
         --out)
             [ $# -gt 1 ] || { usage >&2; exit 2; }
             out=$2
+            case $out in
+                '' | -*)
+                    echo "--out: expected a folder, got '$out' (a folder of such a name: ./$out)" >&2
+                    exit 2
+                    ;;
+            esac
             shift
             ;;
         --help | -h) usage; exit 0 ;;
@@ -39,9 +50,27 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-: "${stages:=tests}"
+: "${stages:= tests}"
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 failed=
+
+# The summary of another run must not stand for this one, wherever this one ends.
+{
+    echo "date: $(date -u '+%Y-%m-%d %H:%M UTC')"
+    echo "command: sh run.sh$stages"
+} >"$out/summary.txt" || exit 1
+cat "$out/summary.txt"
+
+# Says something that is to be read later too.
+note() {
+    echo "=== $*" | tee -a "$out/summary.txt"
+}
+
+# Ends a run that cannot begin.
+refuse() {
+    echo "FAILED: $*" | tee -a "$out/summary.txt" >&2
+    exit 1
+}
 
 fail() {
     echo "FAILED: $*" >&2
@@ -92,31 +121,59 @@ tool() {
     return 1
 }
 
-device=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
-if [ -z "$device" ]; then
-    echo "FAILED: no GPU: nvidia-smi names none" >&2
-    exit 1
+# What it prints is no device when it fails: its messages go to standard output as well.
+device=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>&1)
+status=$?
+device=$(echo "$device" | head -n 1)
+if [ "$status" -ne 0 ]; then
+    refuse "no GPU: nvidia-smi failed (exit status $status): $device"
 fi
+if [ -z "$device" ]; then
+    refuse "no GPU: nvidia-smi names none"
+fi
+echo "device, driver: $device" | tee -a "$out/summary.txt"
+
+partial=
+if [ -n "${TEST_FILTER:-}" ]; then
+    partial="TEST_FILTER=$TEST_FILTER"
+    note "partial: only tests whose names match TEST_FILTER=$TEST_FILTER"
+fi
+[ -z "${SECONDS_PER_STAGE:-}" ] || note "SECONDS_PER_STAGE=$SECONDS_PER_STAGE"
+# A run is what its stages say, whatever was exported for another.
+if [ -n "${REPLAY_GPU_SMALL+set}" ]; then
+    note "not used: REPLAY_GPU_SMALL=$REPLAY_GPU_SMALL, which the stages set themselves"
+    unset REPLAY_GPU_SMALL
+fi
+if [ -n "${REPLAY_GPU_PLAIN_MEMORY+set}" ]; then
+    note "not used: REPLAY_GPU_PLAIN_MEMORY=$REPLAY_GPU_PLAIN_MEMORY, which the stages set themselves"
+    unset REPLAY_GPU_PLAIN_MEMORY
+fi
+
 own_path=${LD_LIBRARY_PATH:-}
+# One folder a line: a name may have spaces.
+own_separators=$IFS
+IFS='
+'
 for folder in $(library_folders); do
     LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
 done
+IFS=$own_separators
 export LD_LIBRARY_PATH
 for program in "$root"/programs/*; do
     missing=$(ldd "$program" 2>/dev/null | awk '/not found/ { print $1 }')
     if [ -n "$missing" ]; then
-        echo "FAILED: libraries that no folder has:" $missing >&2
-        exit 1
+        # shellcheck disable=SC2086  # one line
+        refuse "libraries that $(basename "$program") needs and no folder has:" $missing
     fi
 done
 
-# Says something that is to be read later too.
-note() {
-    echo "=== $*" | tee -a "$out/summary.txt"
+# How many tests passed, by the results in a file.
+passed() {
+    sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$out/$1" | awk '{ n += $1 } END { print n + 0 }'
 }
 
 # Runs the tests of every crate, under a tool if one is given, and counts them. `selection` may hold
-# options that leave tests out.
+# options that leave tests out. A program that runs none fails, unless TEST_FILTER may leave it none.
 selection=
 run_tests() {
     file=$1
@@ -134,11 +191,13 @@ run_tests() {
         # shellcheck disable=SC2086  # any number of words
         logged "$file" "$root/crates/$crate" "$@" "$program" --test-threads=1 $selection $filter ||
             fail "$label of $name (exit status $?)"
+        before=$ran
+        ran=$(passed "$file")
+        if [ "$ran" -eq "$before" ] && [ -z "$partial" ]; then
+            fail "$label: no test of $name ran"
+        fi
     done
-    for count in $(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$out/$file"); do
-        ran=$((ran + count))
-    done
-    if grep -q '^test .* \.\.\. ignored' "$out/$file"; then
+    if grep -q -e '^test .* \.\.\. ignored' -e '^test result: .* [1-9][0-9]* ignored;' "$out/$file"; then
         fail "$label: tests were ignored"
     fi
     if [ "$ran" -eq 0 ]; then
@@ -149,9 +208,11 @@ run_tests() {
 
 run_benches() {
     : >"$out/bench.txt"
+    benches=0
     for program in "$root"/programs/*.bench; do
         [ -e "$program" ] || continue
         name=$(basename "$program" .bench)
+        benches=$((benches + 1))
         echo "=== bench: $name"
         logged bench.txt "$root" "$program" --bench --json "$out/$name.json" || fail "bench $name"
     done
@@ -167,6 +228,11 @@ run_benches() {
             echo "PyTorch is not installed: not measured" | tee -a "$out/bench.txt"
         fi
     done
+    if [ "$benches" -eq 0 ]; then
+        fail "bench: no bench among the programs"
+        return
+    fi
+    note "bench: $benches programs ran on $device"
 }
 
 # The exit status of a sanitizer that has something to report.
@@ -183,7 +249,11 @@ memcheck_each() {
     for program in "$root"/programs/*.test; do
         crate=$(basename "$program" .test)
         crate=${crate%.unit}
-        for test in $("$program" --list 2>/dev/null | sed -n "s/^\\($prefix[^ ]*\\): test\$/\\1/p"); do
+        if ! list=$("$program" --list 2>>"$out/$file"); then
+            fail "memcheck: $(basename "$program") cannot list its tests"
+            continue
+        fi
+        for test in $(echo "$list" | sed -n "s/^\\($prefix[^ ]*\\): test\$/\\1/p"); do
             logged "$file" "$root/crates/$crate" "$@" "$program" --exact "$test" >/dev/null
             status=$?
             case $status in
@@ -236,11 +306,6 @@ sanitize() {
     unset REPLAY_GPU_SMALL
 }
 
-{
-    echo "date: $(date -u '+%Y-%m-%d %H:%M UTC')"
-    echo "device, driver: $device"
-    echo "command: sh run.sh$stages"
-} | tee "$out/summary.txt"
 for stage in $stages; do
     case $stage in
         tests) run_tests tests.txt tests ;;
@@ -252,5 +317,9 @@ done
 if [ -n "$failed" ]; then
     echo "FAILED: ${failed#; }" | tee -a "$out/summary.txt" >&2
     exit 1
+fi
+if [ -n "$partial" ]; then
+    echo "partial: what was chosen passed ($partial)" | tee -a "$out/summary.txt"
+    exit 0
 fi
 echo "all passed" | tee -a "$out/summary.txt"
