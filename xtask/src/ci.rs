@@ -201,7 +201,7 @@ fn cuda() -> Result<()> {
         "-D",
         "warnings",
     ]);
-    toolkit.apply(&mut clippy);
+    toolkit.apply(&mut clippy)?;
     run(clippy)?;
     test_gpu::TestGpu::build_only().run()
 }

@@ -25,16 +25,18 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    let done = |()| ExitCode::SUCCESS;
     let result = match Task::parse() {
-        Task::Ci(ci) => ci.run(),
-        Task::Tidy(tidy) => tidy.run(),
-        Task::Readme(readme) => readme.run(),
-        Task::Bench(bench) => bench.run(),
+        Task::Ci(ci) => ci.run().map(done),
+        Task::Tidy(tidy) => tidy.run().map(done),
+        Task::Readme(readme) => readme.run().map(done),
+        Task::Bench(bench) => bench.run().map(done),
+        // Of a command that it runs, the exit status is passed on.
         Task::CudaToolkit(task) => task.run(),
-        Task::TestGpu(task) => task.run(),
+        Task::TestGpu(task) => task.run().map(done),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -42,7 +42,7 @@ pub(crate) fn run(mut command: Command) -> Result<()> {
     let shown = show(&command);
     let status = command
         .status()
-        .with_context(|| format!("cannot start `{shown}`"))?;
+        .with_context(|| cannot_start(&command, &shown))?;
     if !status.success() {
         bail!("`{shown}` failed ({status})");
     }
@@ -55,11 +55,43 @@ pub(crate) fn read(mut command: Command) -> Result<String> {
     command.stderr(Stdio::inherit());
     let output = command
         .output()
-        .with_context(|| format!("cannot start `{shown}`"))?;
+        .with_context(|| cannot_start(&command, &shown))?;
     if !output.status.success() {
         bail!("`{shown}` failed ({})", output.status);
     }
     String::from_utf8(output.stdout).with_context(|| format!("`{shown}` printed no UTF-8"))
+}
+
+fn cannot_start(command: &Command, shown: &str) -> String {
+    let program = command.get_program().to_string_lossy();
+    if PACKAGES.iter().any(|(name, _)| *name == program) && !is_on_path(&program) {
+        return format!("cannot start `{shown}`: {}", install(&program));
+    }
+    format!("cannot start `{shown}`")
+}
+
+/// Programs that a machine may lack, and the packages of Debian and Ubuntu that have them.
+const PACKAGES: [(&str, &str); 7] = [
+    ("python3", "python3 python3-pip"),
+    ("pip", "python3 python3-pip"),
+    ("cc", "gcc libc6-dev"),
+    ("g++", "g++"),
+    ("strip", "binutils"),
+    ("tar", "tar"),
+    ("git", "git"),
+];
+
+/// What to do to get a program.
+pub(crate) fn install(program: &str) -> String {
+    let found = PACKAGES.iter().find(|(name, _)| *name == program);
+    let packages = found.map_or(program, |(_, packages)| packages);
+    format!("install {program} (Debian, Ubuntu: apt-get install {packages})")
+}
+
+/// Whether the shell would find a program.
+pub(crate) fn is_on_path(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 /// The command as a person would type it, with the variables that were set for it.
@@ -121,6 +153,13 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert_eq!(error, "cannot start `no-such-program`");
+        // What a task needs is named as what to install.
+        assert!(is_on_path("sh") && !is_on_path("no-such-program"));
+        let hint = install("cc");
+        assert_eq!(
+            hint,
+            "install cc (Debian, Ubuntu: apt-get install gcc libc6-dev)"
+        );
     }
 
     #[test]

@@ -20,7 +20,10 @@ pub(super) fn path(root: &Path) -> PathBuf {
 /// Compiles the stub.
 pub(super) fn build(root: &Path) -> Result<()> {
     let header = root.join("include/cuda.h");
-    let mut names = functions(&fs::read_to_string(&header).context("the toolkit has no cuda.h")?);
+    let mut names = functions(
+        &fs::read_to_string(&header)
+            .with_context(|| format!("cannot read {}", header.display()))?,
+    );
     ensure!(
         names.contains("cuInit"),
         "{} declares no cuInit",
@@ -30,13 +33,17 @@ pub(super) fn build(root: &Path) -> Result<()> {
 
     let stub = path(root);
     let folder = stub.parent().context("a file has a folder")?;
-    fs::create_dir_all(folder)?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let source = folder.join("libcuda.c");
-    fs::write(&source, program(&names))?;
+    fs::write(&source, program(&names))
+        .with_context(|| format!("cannot write {}", source.display()))?;
     let mut cc = shell::command("cc");
     cc.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]);
-    cc.arg(&stub).arg(&source);
-    shell::run(cc)
+    // Put in its place whole: an interruption leaves no part of it there.
+    let made = folder.join("libcuda.so.made");
+    cc.arg(&made).arg(&source);
+    shell::run(cc)?;
+    fs::rename(&made, &stub).with_context(|| format!("cannot write {}", stub.display()))
 }
 
 /// The bindings of the cudarc that the workspace locks.

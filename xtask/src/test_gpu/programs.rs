@@ -131,7 +131,7 @@ pub(super) fn build(crates: &[Crate], toolkit: &Toolkit) -> Result<Vec<Program>>
         }
     }
     cargo.arg("--message-format=json-render-diagnostics");
-    toolkit.apply(&mut cargo);
+    toolkit.apply(&mut cargo)?;
     cargo.stderr(Stdio::inherit());
     let messages = shell::read(cargo)?;
     let programs = programs_in(&messages, crates)?;
