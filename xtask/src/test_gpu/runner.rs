@@ -241,6 +241,10 @@ fn folders_with_odd_names() {
     assert!(passed, "{printed}");
     assert!(printed.contains(&format!("</own:{libraries}")), "{printed}");
     assert!(machine.0.join("an out/summary.txt").is_file());
+    // The caller's choice comes after one that was made for it.
+    let (passed, printed) = machine.run(&["--out", "first", "tests", "--out", "second"]);
+    assert!(passed && !machine.0.join("first").exists(), "{printed}");
+    assert!(machine.0.join("second/summary.txt").is_file());
     for folder in ["-x", ""] {
         let (passed, printed) = machine.run(&["--out", folder]);
         assert!(
