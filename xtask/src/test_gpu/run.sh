@@ -94,6 +94,9 @@ logged() {
     } | tee -a "$log"
     read -r status <"$out/.status"
     rm -f "$out/.status"
+    if [ "$status" -eq 124 ] && [ -n "$limit" ]; then
+        echo "stopped: not done after ${limit#timeout } seconds (SECONDS_PER_STAGE)" | tee -a "$log"
+    fi
     return "$status"
 }
 
@@ -253,7 +256,7 @@ memcheck_each() {
             fail "memcheck: $(basename "$program") cannot list its tests"
             continue
         fi
-        for test in $(echo "$list" | sed -n "s/^\\($prefix[^ ]*\\): test\$/\\1/p"); do
+        for test in $(echo "$list" | sed -n "s/^\\(${prefix}[^ ]*\\): test\$/\\1/p"); do
             logged "$file" "$root/crates/$crate" "$@" "$program" --exact "$test" >/dev/null
             status=$?
             case $status in

@@ -191,6 +191,17 @@ fn a_partial_run_is_called_one() {
     }
 }
 
+/// A program that hangs is stopped, and what stopped it is said.
+#[test]
+fn a_program_that_hangs_is_stopped() {
+    let machine = Machine::new("hangs").gpu();
+    let machine = machine.program("programs/rows.test", "exec sleep 60");
+    let (passed, printed) = machine.run_with(&[("SECONDS_PER_STAGE", "1")], &[]);
+    let message = "stopped: not done after 1 seconds (SECONDS_PER_STAGE)";
+    assert!(!passed && printed.contains(message), "{printed}");
+    assert!(machine.summary().contains("SECONDS_PER_STAGE=1"));
+}
+
 /// The summary of an earlier run does not stand for one that could not begin.
 #[test]
 fn a_failed_start_replaces_the_summary() {
