@@ -166,7 +166,8 @@ impl Sampler {
         self.candidates
             .extend(allowed.map(|(id, &logit)| Candidate {
                 id,
-                weight: f64::from(logit),
+                // 0 in place of -0, which the order of ranks would put below it.
+                weight: f64::from(logit) + 0.0,
             }));
         if let Some(k) = self.config.top_k {
             keep_top_k(&mut self.candidates, k);
@@ -266,7 +267,11 @@ pub fn log_softmax_at(logits: &[f32], id: u32) -> Result<f32> {
 
 /// The `k` most probable tokens under a plain softmax of `logits` with their log-probabilities
 /// (nats), most probable first, of equals the lower id.
-pub fn top_logprobs(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
+///
+/// # Errors
+/// Logits that are NaN or plus infinity, or that allow no token.
+pub fn top_logprobs(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>> {
+    argmax(logits)?;
     let total = log_sum_exp(logits);
     let log_probability = |(id, &logit)| Candidate {
         id,
@@ -275,10 +280,9 @@ pub fn top_logprobs(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
     let mut candidates: Vec<Candidate> = (0..).zip(logits).map(log_probability).collect();
     keep_top_k(&mut candidates, k);
     candidates.sort_unstable_by(Candidate::rank);
-    candidates
-        .into_iter()
-        .map(|candidate| (candidate.id, candidate.weight as f32))
-        .collect()
+    let pairs = candidates.into_iter();
+    let pairs = pairs.map(|candidate| (candidate.id, candidate.weight as f32));
+    Ok(pairs.collect())
 }
 
 /// `ln(sum(exp(logit)))`, summed in f64: a vocabulary of small terms adds up.

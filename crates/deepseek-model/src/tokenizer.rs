@@ -13,9 +13,14 @@ use serde_json::Value;
 use tokenizers::{
     DecoderWrapper, Model, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
     PostProcessorWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
+    SplitDelimiterBehavior,
 };
 
-use crate::config::{Violation, Violations, json, unreadable};
+use crate::config::{
+    Violation, Violations,
+    file::{self, MAX_TOKENIZER},
+    json, unreadable,
+};
 
 /// The release of the `tokenizers` crate this one is built with, for error messages: a file that
 /// it refuses was most likely written by a newer one.
@@ -101,6 +106,20 @@ pub enum TokenizerError {
         /// Ids the model knows.
         vocab_size: usize,
     },
+    /// A text that is too long whatever its tokens are.
+    #[error(
+        "expected a text of at most {max_tokens} tokens of {longest} bytes or less, so {} bytes, got \
+         {bytes} bytes",
+        max_tokens.saturating_mul(*longest)
+    )]
+    TooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Tokens that it may have.
+        max_tokens: usize,
+        /// Bytes of text that the longest token stands for.
+        longest: usize,
+    },
     /// The `tokenizers` crate failed on a text or on ids.
     #[error("the tokenizer {} cannot {action}: {reason}", path.display())]
     Failed {
@@ -132,6 +151,8 @@ type Result<T, E = TokenizerError> = std::result::Result<T, E>;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     vocab_size: usize,
+    /// See [`Self::longest_token_bytes`].
+    longest: Option<usize>,
     /// For errors.
     path: PathBuf,
 }
@@ -139,15 +160,19 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads `tokenizer.json` of the checkpoint directory `dir`.
     ///
-    /// Truncation and padding that the file may ask for are switched off: a prompt is never
-    /// shortened behind the caller's back.
+    /// Truncation, padding and dropout that the file may ask for are switched off: a prompt is never
+    /// shortened behind the caller's back, and a text has the same ids every time.
     ///
     /// # Errors
-    /// Each failure names the file: it cannot be read, is not whole JSON, or holds a part that the
-    /// `tokenizers` crate does not know.
+    /// Each failure names the file: it cannot be read, is no regular file or longer than 512 MiB, is
+    /// not whole JSON, or holds a part that the `tokenizers` crate does not know.
+    ///
+    /// That crate answers some damaged files with a panic. It becomes an error here like any other,
+    /// but its message passes the panic hook first, which belongs to the program and by default
+    /// writes to the standard error stream.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self> {
         let path = dir.as_ref().join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read {
+        let bytes = file::read(&path, MAX_TOKENIZER).map_err(|source| TokenizerError::Read {
             path: path.clone(),
             source,
         })?;
@@ -165,16 +190,31 @@ impl Tokenizer {
             let (path, violations) = (path.to_owned(), repeated);
             return Err(TokenizerError::Repeated { path, violations });
         }
+        let normalizer = &value["normalizer"];
+        check_charsmaps(normalizer).map_err(|reason| TokenizerError::Unsupported {
+            path: path.to_owned(),
+            part: describe("normalizer", normalizer),
+            reason,
+        })?;
         let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(bytes))
             .map_err(|reason| refusal(&value, path, reason))?;
+        if let ModelWrapper::BPE(model) = inner.get_model()
+            && model.dropout.is_some()
+        {
+            let mut model = model.clone();
+            model.dropout = None;
+            inner.with_model(model);
+        }
         inner.with_padding(None);
         inner
             .with_truncation(None)
             .expect("only a stride longer than the truncation is refused");
         let vocab_size = inner.get_vocab_size(true);
+        let longest = longest_token_bytes(&inner);
         Ok(Self {
             inner,
             vocab_size,
+            longest,
             path: path.to_owned(),
         })
     }
@@ -212,6 +252,35 @@ impl Tokenizer {
             return Err(TokenizerError::NothingLeft { path });
         }
         Ok(ids)
+    }
+
+    /// Bytes of text that the longest token stands for: `n` tokens stand for at most `n` times as
+    /// many. `None` where a token, or no token at all, can stand for any number of bytes: with a
+    /// normalizer, a pre-tokenizer that removes what it splits at, added tokens that take the blanks
+    /// beside them in, or a token for what is unknown.
+    pub fn longest_token_bytes(&self) -> Option<usize> {
+        self.longest
+    }
+
+    /// Refuses a text that has more than `max_tokens` tokens whatever they are, from its length
+    /// alone. Encoding takes memory many times the text's own and time in proportion, so a program
+    /// that takes texts from outside should ask this first. A text that passes can still have more
+    /// tokens; where [`Self::longest_token_bytes`] is `None`, every text passes.
+    ///
+    /// # Errors
+    /// [`TokenizerError::TooLong`].
+    pub fn check_length(&self, text: &str, max_tokens: usize) -> Result<()> {
+        let bytes = text.len();
+        match self.longest {
+            Some(longest) if bytes.div_ceil(longest.max(1)) > max_tokens => {
+                Err(TokenizerError::TooLong {
+                    bytes,
+                    max_tokens,
+                    longest,
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The words of a text with their tokens: the steps of the library's own `encode`, which does
@@ -307,6 +376,96 @@ fn cut(text: &str) -> String {
         cut.push_str("..");
     }
     cut
+}
+
+/// See [`Tokenizer::longest_token_bytes`].
+fn longest_token_bytes(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
+    // What has no token is refused, so every byte of a text that is kept as it is has one.
+    let ModelWrapper::BPE(model) = tokenizer.get_model() else {
+        return None;
+    };
+    let normalizer = tokenizer.get_normalizer();
+    let splitter = tokenizer.get_pre_tokenizer();
+    if model.unk_token.is_some()
+        || normalizer.is_some_and(changes_text)
+        || splitter.is_some_and(removes_text)
+    {
+        return None;
+    }
+    let added = tokenizer.get_added_tokens_decoder();
+    if added.values().any(|token| token.lstrip || token.rstrip) {
+        return None;
+    }
+    let added = added.values().map(|token| token.content.len());
+    // Byte letters are one character for each byte; in other spellings a character is some bytes.
+    let bytes: fn(String) -> usize = if splitter.is_some_and(spells_bytes) {
+        |token| token.chars().count()
+    } else {
+        |token| token.len()
+    };
+    let own = tokenizer.get_vocab(false).into_keys().map(bytes);
+    own.chain(added).max()
+}
+
+/// Whether a normalizer may do anything at all.
+fn changes_text(normalizer: &NormalizerWrapper) -> bool {
+    match normalizer {
+        NormalizerWrapper::Sequence(steps) => steps.as_ref().iter().any(changes_text),
+        _ => true,
+    }
+}
+
+/// Whether a pre-tokenizer may leave a part of the text out.
+fn removes_text(splitter: &PreTokenizerWrapper) -> bool {
+    match splitter {
+        PreTokenizerWrapper::Sequence(steps) => steps.as_ref().iter().any(removes_text),
+        PreTokenizerWrapper::Split(split) => split.behavior == SplitDelimiterBehavior::Removed,
+        PreTokenizerWrapper::ByteLevel(_) | PreTokenizerWrapper::Digits(_) => false,
+        _ => true,
+    }
+}
+
+/// Whether a pre-tokenizer replaces each byte by a letter.
+fn spells_bytes(splitter: &PreTokenizerWrapper) -> bool {
+    match splitter {
+        PreTokenizerWrapper::Sequence(steps) => steps.as_ref().iter().any(spells_bytes),
+        PreTokenizerWrapper::ByteLevel(_) => true,
+        _ => false,
+    }
+}
+
+/// Refuses a table of a `Precompiled` normalizer that announces more bytes than it has: the library
+/// allocates what is announced, up to 8 GiB, before it looks.
+fn check_charsmaps(normalizer: &Value) -> Result<(), String> {
+    match normalizer {
+        Value::Array(steps) => steps.iter().try_for_each(check_charsmaps),
+        Value::Object(keys) => keys.iter().try_for_each(|(key, value)| match value {
+            Value::String(table) if key == "precompiled_charsmap" => check_charsmap(table),
+            _ => check_charsmaps(value),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn check_charsmap(table: &str) -> Result<(), String> {
+    // Base64: 4 digits are 3 bytes. What is none is for the library to refuse.
+    const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let announced = table.chars().take(6).try_fold(0_u64, |bits, digit| {
+        Some(bits << 6 | DIGITS.find(digit)? as u64)
+    });
+    let Some(bits) = announced.filter(|_| table.len() >= 6) else {
+        return Ok(());
+    };
+    let announced = ((bits >> 4) as u32).swap_bytes();
+    let bytes = table.trim_end_matches('=').len() * 3 / 4;
+    let found = bytes.saturating_sub(size_of::<u32>());
+    if announced as usize > found {
+        return Err(format!(
+            "precompiled_charsmap announces a trie of {announced} bytes, expected at most the {found} \
+             that follow"
+        ));
+    }
+    Ok(())
 }
 
 /// What the library returns, or why it failed: it answers some damaged files with a panic, such as a

@@ -162,6 +162,43 @@ fn an_id_of_another_cache_is_refused_everywhere() {
     insta::assert_snapshot!(texts.0);
 }
 
+/// Pages that a removed sequence kept would be missing until the cache is full of nothing: here, at
+/// the second sequence, which needs every page there is.
+#[test]
+fn pages_of_a_removed_sequence_are_free_again() {
+    let mut cache = MODEL.new_cache(OPTIONS).unwrap();
+    let tokens: Vec<u32> = (0..256).map(|t| 3 + t % 280).collect();
+    let prompt = SequenceOptions {
+        prompt_len: 256,
+        keeps_rows: false,
+    };
+    for _ in 0..3 {
+        let sequence = cache.add(prompt).unwrap();
+        let step = [StepRequest {
+            sequence,
+            tokens: &tokens,
+            logits: LogitRows::Last,
+        }];
+        MODEL.forward(&step, &mut cache).unwrap();
+        cache.remove(sequence).unwrap();
+    }
+    // No page was given back twice: then two sequences would share it.
+    let a = cache.add(prompt).unwrap();
+    let b = cache.add(prompt).unwrap();
+    let request = |sequence| StepRequest {
+        sequence,
+        tokens: &tokens,
+        logits: LogitRows::None,
+    };
+    MODEL.forward(&[request(a)], &mut cache).unwrap();
+    let mut texts = Texts::default();
+    texts.add("full", MODEL.forward(&[request(b)], &mut cache));
+    insta::assert_snapshot!(texts.0, @r"
+    full
+        cache: the step needs 2 more pages of 128 tokens, has 0 free (CacheOptions::max_tokens)
+    ");
+}
+
 /// Ids are passed by value, one a request and step.
 #[test]
 fn an_id_is_small() {

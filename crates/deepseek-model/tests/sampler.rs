@@ -119,6 +119,23 @@ fn top_k_keeps_the_highest_and_of_equals_the_lowest_ids() {
     check_distribution(&counts(config, &logits, 20_000), &[0.1, 0.0, 0.4, 0.0, 0.3]);
 }
 
+/// A sign of 0 is no difference: ordered by its bits, -0 would lose to 0 of a higher id.
+#[test]
+fn top_k_takes_both_zeros_for_equal() {
+    let config = SamplingConfig {
+        top_k: Some(2),
+        ..PLAIN
+    };
+    let logits = [-0.0, 0.0, 0.0, -5.0];
+    check_distribution(&counts(config, &logits, 20_000), &[0.5, 0.5, 0.0, 0.0]);
+    let ids: Vec<u32> = top_logprobs(&logits, 2)
+        .unwrap()
+        .iter()
+        .map(|(id, _)| *id)
+        .collect();
+    assert_eq!(ids, [0, 1]);
+}
+
 #[test]
 fn top_p_keeps_the_smallest_set_that_reaches_it() {
     let logits = logits_of(&[0.05, 0.5, 0.15, 0.3]);
@@ -262,6 +279,17 @@ fn broken_logits_have_no_log_probabilities() {
     insta::assert_snapshot!(log_softmax_at(&[f32::INFINITY, 0.0], 1).unwrap_err(), @"the logit of token 0 is inf: expected a number below infinity");
     insta::assert_snapshot!(log_softmax_at(&[0.0, 1.0], 2).unwrap_err(), @"expected a token below 2, one of those with a logit, got 2");
     insta::assert_snapshot!(log_softmax_at(&[f32::NEG_INFINITY; 2], 0).unwrap_err(), @"the logits of all 2 tokens are minus infinity: no token is allowed");
+    for broken in [
+        &[1.0, f32::NAN, 2.0][..],
+        &[f32::INFINITY, 0.0],
+        &[f32::NEG_INFINITY; 2],
+        &[],
+    ] {
+        let refused = log_softmax_at(broken, 0).unwrap_err();
+        // Compared as text: a NaN is not equal to itself.
+        let also = top_logprobs(broken, 2).unwrap_err();
+        assert_eq!(also.to_string(), refused.to_string());
+    }
 }
 
 #[test]
@@ -269,6 +297,7 @@ fn top_log_probabilities_are_in_order() {
     let logits = logits_of(&[0.1, 0.4, 0.1, 0.4]);
     let ids = |k| {
         top_logprobs(&logits, k)
+            .unwrap()
             .iter()
             .map(|(id, _)| *id)
             .collect::<Vec<_>>()
@@ -276,7 +305,7 @@ fn top_log_probabilities_are_in_order() {
     assert_eq!(ids(3), [1, 3, 0]);
     assert_eq!(ids(9), [1, 3, 0, 2]);
     assert!(ids(0).is_empty());
-    for (id, value) in top_logprobs(&logits, 4) {
+    for (id, value) in top_logprobs(&logits, 4).unwrap() {
         assert!((value - log_softmax_at(&logits, id).unwrap()).abs() < 1e-7);
     }
 }
@@ -309,7 +338,7 @@ proptest! {
     ) {
         let config = SamplingConfig { temperature, top_k: Some(k), top_p, seed };
         let scaled: Vec<f32> = logits.iter().map(|l| (f64::from(*l) / temperature) as f32).collect();
-        let kept = top_logprobs(&scaled, k);
+        let kept = top_logprobs(&scaled, k).unwrap();
         let total: f64 = kept.iter().map(|(_, log)| f64::from(*log).exp()).sum();
         for id in draws(config, &logits, 20) {
             let place = kept.iter().position(|(other, _)| *other == id);
@@ -321,7 +350,7 @@ proptest! {
 
     #[test]
     fn log_probabilities_add_up_to_one(logits in any_logits()) {
-        let sum: f64 = top_logprobs(&logits, logits.len()).iter().map(|(_, l)| f64::from(*l).exp()).sum();
+        let sum: f64 = top_logprobs(&logits, logits.len()).unwrap().iter().map(|(_, l)| f64::from(*l).exp()).sum();
         prop_assert!((sum - 1.0).abs() < 1e-5, "{sum}");
     }
 }

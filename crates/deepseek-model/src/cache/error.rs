@@ -36,7 +36,8 @@ pub enum CacheError {
     },
     /// The pages left do not hold the tokens of the step.
     #[error(
-        "cache: {needed} more pages of {page_tokens} tokens are needed, {free} are free (CacheOptions::max_tokens)"
+        "cache: the step needs {needed} more page{} of {page_tokens} tokens, has {free} free (CacheOptions::max_tokens)",
+        if *needed == 1 { "" } else { "s" }
     )]
     NoPages {
         /// Pages the step needs.

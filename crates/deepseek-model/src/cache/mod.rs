@@ -24,7 +24,13 @@ use crate::{Config, Error, Result, ops::FaultWord, replay::ReplayPlanner};
 pub struct CacheOptions {
     /// Sequences it holds at once.
     pub max_sequences: usize,
-    /// Tokens over all sequences; rounded up to whole pages per sequence.
+    /// Tokens over all sequences.
+    ///
+    /// Room is given out in pages, and a page holds tokens of one sequence only. Its tokens are
+    /// the least common multiple of the model's compression ratios that is 128 or more. There are as many pages as
+    /// `max_tokens` fill, the last one begun, and one more for each sequence but the first: any
+    /// sequences whose tokens add up to `max_tokens` have room, however they are shared out. So it
+    /// is enough to add up what each sequence may reach: prompt, and tokens to generate.
     pub max_tokens: usize,
     /// How prefill is cut short. One policy for the life of a cache: window KV written under one
     /// is not what another expects.

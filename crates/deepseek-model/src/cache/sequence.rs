@@ -9,6 +9,8 @@ use super::CacheError;
 
 /// Names a sequence of one cache; every other cache refuses it. An id of a removed sequence stays
 /// invalid when its slot is reused.
+///
+/// It prints as `sequence 3.1`: slot 3, and before this sequence 1 other was in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SequenceId {
     /// The cache that gave the id out: slots and generations of any two caches are alike.

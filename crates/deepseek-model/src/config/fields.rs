@@ -153,7 +153,8 @@ impl<'a> Fields<'a> {
         self.required(key, "a token id", token_id)
     }
 
-    /// A number that passes `accept` and is finite in f32, which the decoder computes in.
+    /// A number that passes `accept`, and that f32, which the decoder computes in, takes neither for
+    /// infinite nor for 0.
     pub(super) fn number(
         &mut self,
         key: &str,
@@ -161,10 +162,16 @@ impl<'a> Fields<'a> {
         accept: fn(f64) -> bool,
     ) -> Option<f64> {
         let accepted = self.required(key, expected, |v| v.as_f64().filter(|&x| accept(x)))?;
-        if (accepted as f32).is_finite() {
+        let in_f32 = accepted as f32;
+        if in_f32.is_finite() && (in_f32 == 0.0) == (accepted == 0.0) {
             return Some(accepted);
         }
-        let expected = format!("{expected}, finite in f32");
+        let reason = if in_f32.is_finite() {
+            "not so small that it is 0 in f32"
+        } else {
+            "finite in f32"
+        };
+        let expected = format!("{expected}, {reason}");
         self.note(Violation::new(
             &self.name(key),
             expected,

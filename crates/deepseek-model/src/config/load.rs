@@ -5,7 +5,11 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{
-    Config, ConfigError, LayerSchedule, Violation, check, fields::Fields, json, raw, raw::Raw,
+    Config, ConfigError, LayerSchedule, Violation, check,
+    fields::Fields,
+    file::{self, MAX_JSON},
+    json, raw,
+    raw::Raw,
     schedule,
 };
 
@@ -15,13 +19,16 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// A file cannot be read, is no JSON object, or breaks rules, which are then all listed.
+    /// A file cannot be read, is no regular file or longer than 64 MiB ([`FileError`]), is no JSON
+    /// object, or breaks rules, which are then all listed.
+    ///
+    /// [`FileError`]: super::FileError
     pub fn load(dir: &Path) -> Result<Self, ConfigError> {
         let path = dir.join("config.json");
         let mut config = Self::from_json(&read(&path)?, &path)?;
 
         let path = dir.join("generation_config.json");
-        if path.exists() {
+        if file::is_there(&path) {
             let (json, mut violations) = object(&read(&path)?, &path)?;
             let stops = raw::stop_tokens(&mut Fields::new(&json, &mut violations));
             config.add_stops(&stops, &mut violations);
@@ -80,7 +87,7 @@ impl Config {
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+    file::read_text(path, MAX_JSON).map_err(|source| ConfigError::Read {
         path: path.into(),
         source,
     })

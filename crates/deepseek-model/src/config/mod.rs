@@ -3,6 +3,7 @@
 mod check;
 mod error;
 mod fields;
+pub(crate) mod file;
 pub(crate) mod json;
 mod load;
 mod raw;
@@ -11,6 +12,7 @@ mod sound;
 
 pub use error::{ConfigError, Violation};
 pub(crate) use error::{Violations, unreadable};
+pub use file::FileError;
 
 /// How router logits become scores (`scoring_func`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,6 +16,9 @@ use crate::{
     rows::{Rows, Span},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// A list of numbers per row, ascending, padded with [`Choice::NONE`].
 #[derive(Debug, Clone)]
 pub(crate) struct Choice {

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::config::{
     Violation,
+    file::{self, MAX_JSON},
     json::{self, Json},
 };
 
@@ -36,9 +37,9 @@ impl Checkpoint {
             return Err(WeightsError::NoDirectory { dir: dir.into() });
         }
         let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
-        let tensors = if index.exists() {
+        let tensors = if file::is_there(&index) {
             indexed(dir, &read_index(&index)?)?
-        } else if single.exists() {
+        } else if file::is_there(&single) {
             shard::open(&single).map_err(|problems| WeightsError::in_checkpoint(dir, problems))?
         } else {
             return Err(WeightsError::NoCheckpoint { dir: dir.into() });
@@ -51,7 +52,7 @@ impl Checkpoint {
 }
 
 fn read_index(path: &Path) -> Result<Index, WeightsError> {
-    let text = std::fs::read(path).map_err(|source| WeightsError::Read {
+    let text = file::read(path, MAX_JSON).map_err(|source| WeightsError::Read {
         path: path.into(),
         source,
     })?;

@@ -1,8 +1,10 @@
 //! A file mapped into memory, and the one `unsafe` call of this module.
 
-use std::{fs::File, io, ops::Range, path::Path};
+use std::{io, ops::Range, path::Path};
 
 use memmap2::Mmap;
+
+use crate::config::file;
 
 /// A file's bytes, read by the system when they are first touched.
 #[derive(Debug)]
@@ -10,7 +12,7 @@ pub(super) struct Mapping(Mmap);
 
 impl Mapping {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
+        let file = file::open(path)?;
         // SAFETY: the mapping is private and read only, so nothing in this process changes the
         // bytes. Another process could, by writing to or truncating the file: that no mapping can
         // rule out. Checkpoints are files that are written once, and reading them any other way

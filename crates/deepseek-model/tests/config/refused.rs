@@ -102,6 +102,9 @@ fn every_rule_is_checked() {
         ("index_source_layer_ids", json!(vec![2; 41])),
         ("hc_eps", json!(1e300)),
         ("routed_scaling_factor", json!(1e39)),
+        ("routed_scaling_factor", json!(1e-60)),
+        ("swiglu_limit", json!(1e-46)),
+        ("rms_norm_eps", json!(1e-100)),
         ("engram_max_ngram_size", json!(65)),
         ("engram_n_heads", json!(1366)),
     ] {

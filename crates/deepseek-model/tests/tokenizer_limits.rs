@@ -1,0 +1,144 @@
+//! What a tokenizer file or a text could cost: memory without bound, and ids that change.
+
+use std::path::{Path, PathBuf};
+
+use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/engram-s1")
+}
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::load(fixture()).unwrap()
+}
+
+/// The fixture's file after `change`, loaded from a directory of its own.
+fn load_changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer, TokenizerError> {
+    let bytes = std::fs::read(fixture().join("tokenizer.json")).unwrap();
+    let mut file = serde_json::from_slice(&bytes).unwrap();
+    change(&mut file);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    Tokenizer::load(dir.path())
+}
+
+/// The error's text, with the temporary directory cut out.
+#[track_caller]
+fn refusal(result: Result<Tokenizer, TokenizerError>) -> String {
+    let text = result.unwrap_err().to_string();
+    let file = text.find("tokenizer.json").expect("it names the file");
+    let start = text[..file].rfind(' ').map_or(0, |space| space + 1);
+    format!("{}{}", &text[..start], &text[file..])
+}
+
+/// To encode what cannot fit costs gigabytes before it is refused.
+#[test]
+fn a_text_that_cannot_fit_is_refused_by_its_length() {
+    let tokenizer = tokenizer();
+    // The longest is a special token; its bars and underscores take three bytes each.
+    let longest = "<｜begin▁of▁sentence｜>";
+    assert_eq!(tokenizer.longest_token_bytes(), Some(longest.len()));
+    let fits = longest.repeat(10);
+    tokenizer.check_length(&fits, 10).unwrap();
+    assert_eq!(tokenizer.encode(&fits).unwrap().len(), 10);
+    let error = tokenizer.check_length(&fits, 9).unwrap_err();
+    insta::assert_snapshot!(error, @"expected a text of at most 9 tokens of 29 bytes or less, so 261 bytes, got 290 bytes");
+    tokenizer.check_length("", 0).unwrap();
+    tokenizer.check_length("a", 0).unwrap_err();
+}
+
+/// Byte letters are one or two bytes each and stand for one.
+#[test]
+fn a_byte_letter_stands_for_one_byte() {
+    let tokenizer = load_changed(|file| {
+        file["added_tokens"] = json!([]);
+        file["model"]["vocab"] = json!({"Ã": 0, "©": 1, "Ã©": 2});
+        file["model"]["merges"] = json!([["Ã", "©"]]);
+    });
+    let tokenizer = tokenizer.unwrap();
+    assert_eq!(tokenizer.longest_token_bytes(), Some(2));
+    assert_eq!(tokenizer.encode("éé").unwrap(), [2, 2]);
+}
+
+/// A bound that does not hold would refuse a prompt that fits.
+#[test]
+fn a_token_that_stands_for_any_text_has_no_bound() {
+    let any: [(&str, fn(&mut Value)); 5] = [
+        ("a normalizer", |file| {
+            file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
+        }),
+        ("a nested normalizer", |file| {
+            file["normalizer"] = json!({"type": "Sequence", "normalizers": [{"type": "NFC"}]});
+        }),
+        ("blanks taken out", |file| {
+            file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
+                {"type": "WhitespaceSplit"}, file["pre_tokenizer"],
+            ]});
+        }),
+        ("blanks beside a token", |file| {
+            file["added_tokens"][0]["rstrip"] = json!(true);
+        }),
+        ("what is unknown", |file| {
+            file["model"]["unk_token"] = json!("a");
+        }),
+    ];
+    for (what, change) in any {
+        let tokenizer = load_changed(change).unwrap();
+        assert_eq!(tokenizer.longest_token_bytes(), None, "{what}");
+        tokenizer.check_length("a text", 0).unwrap();
+    }
+    // As the released file has it.
+    let empty = load_changed(|file| {
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": []});
+        file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}"}, "behavior": "Isolated", "invert": false},
+            file["pre_tokenizer"],
+        ]});
+    });
+    assert!(empty.unwrap().longest_token_bytes().is_some());
+}
+
+proptest! {
+    /// No text has fewer tokens than its length says.
+    #[test]
+    fn no_text_that_fits_is_refused(text in r"(\PC|[ -~]|[ \t\r\n]|<｜end▁of▁sentence｜>|the |  ){0,20}") {
+        let tokenizer = tokenizer();
+        let tokens = tokenizer.encode(&text).unwrap().len();
+        tokenizer.check_length(&text, tokens).unwrap();
+    }
+}
+
+/// The library would allocate what the table's first four bytes say, up to 8 GiB.
+#[test]
+fn a_table_that_announces_more_than_it_has_is_refused() {
+    let with = |table: &'static str| {
+        load_changed(move |file| {
+            file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": table});
+        })
+    };
+    insta::assert_snapshot!(refusal(with("/////wAAAAA=")), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 4294967295 bytes, expected at most the 4 that follow"#);
+    // One byte more than there are.
+    insta::assert_snapshot!(refusal(with("BQAAAAAAAAA=")), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 5 bytes, expected at most the 4 that follow"#);
+    // As many as there are: a trie of one entry, and no replacements.
+    with("BAAAAAAAAAA=").unwrap();
+
+    let nested = load_changed(|file| {
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": [
+            {"type": "NFC"}, {"precompiled_charsmap": "/////wAAAAA="},
+        ]});
+    });
+    insta::assert_snapshot!(refusal(nested), @r#"the tokenizers crate 0.23 cannot read the normalizer "Sequence" of NFC, ? of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 4294967295 bytes, expected at most the 4 that follow"#);
+}
+
+/// Dropout belongs to training: left on, each call gives a text other ids.
+#[test]
+fn dropout_in_the_file_is_ignored() {
+    let tokenizer = load_changed(|file| file["model"]["dropout"] = json!(0.9)).unwrap();
+    let text = "the cafe and the other cafe ".repeat(20);
+    let expected = self::tokenizer().encode(&text).unwrap();
+    for _ in 0..3 {
+        assert_eq!(tokenizer.encode(&text).unwrap(), expected);
+    }
+}
