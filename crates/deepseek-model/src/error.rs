@@ -42,7 +42,9 @@ pub enum Error {
     /// The step's lengths contradict each other.
     #[error(transparent)]
     Plan(#[from] replay_core::PlanError),
-    /// Rows could not be moved.
+    /// Rows of tensors could not be moved: shapes, dtypes, devices or row numbers that do not fit each
+    /// other. The decoder checks a step before, so this is a fault in the decoder, not in its
+    /// arguments.
     #[error(transparent)]
     Rows(#[from] replay_cuda::Error),
     /// A graph could not be captured or launched.
@@ -62,7 +64,8 @@ pub enum Error {
     /// A batch without prompts.
     #[error("expected at least 1 prompt, got none")]
     NoPrompts,
-    /// A tensor operation failed.
+    /// Anything else that a tensor operation failed at: no memory left, a device's error, or index or
+    /// router scores that are not numbers.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }

@@ -57,7 +57,8 @@ pub struct ModelOptions {
     /// Dtype of activations: `F32`, the clean reference, or `BF16`, as released. On a CPU values
     /// are kept in f32 and rounded where bf16 would be stored; a CUDA device holds them as bf16.
     pub dtype: DType,
-    /// Whether cached values are rounded to the formats the released cache stores.
+    /// Whether cached values are rounded to the formats the released cache stores. If so, logits
+    /// depend on chunks and neighbours by more than their last bits: see [`Model::forward`].
     pub round_cache: bool,
 }
 
@@ -154,6 +155,15 @@ impl Model {
     }
 
     /// Runs one packed step: the next tokens of each request, prefill chunks and decode rows mixed.
+    ///
+    /// On one machine the same steps give the same logits. Other steps over the same text, so other chunks or other
+    /// requests beside it, may sum in another order, which moves logits in their last bits; except
+    /// under `StepTail`, where the chunks decide which rows run. With
+    /// [`round_cache`](ModelOptions::round_cache), the default, or bf16 activations that does not stay
+    /// small: a last bit
+    /// can take a rounded value to the next one of its format, and from there the choice of entries or
+    /// experts to another. Whoever needs results that do not hang on chunks and neighbours switches it
+    /// off and computes in f32; what is left then is a matter of summation order.
     ///
     /// Two prompts, prefilled together in chunks of 32 rows each; of the last chunk of a prompt the
     /// last row is read:

@@ -2,7 +2,8 @@
 //!
 //! `candle_transformers::generation::LogitsProcessor` does much of this, but it comes with every
 //! model that crate has, lets a NaN win or lose silently, and draws from a generator whose stream
-//! may change with a release. Here a seed means the same text for good.
+//! may change with a release. Here a seed means the same choices from the same logits for good. A
+//! model's logits are the same to the last bit only for the same steps on the same machine.
 
 use std::cmp::Ordering;
 
@@ -129,7 +130,8 @@ impl Sampler {
     }
 
     /// A sampler for sequence number `sequence` of a batch. Each number has a random stream of its
-    /// own, so what a sequence draws depends neither on its neighbours nor on the order of steps.
+    /// own, so its random numbers depend neither on its neighbours nor on the order of steps. Its
+    /// logits may, a little: see [`Model::forward`](crate::Model::forward).
     ///
     /// # Errors
     /// A configuration that [`SamplingConfig::validate`] refuses.

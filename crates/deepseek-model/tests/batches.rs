@@ -1,4 +1,6 @@
-//! A packed batch gives each request the result of its lone run, whatever it is packed with.
+//! A packed batch gives each request the result of its lone run, whatever it is packed with: up to
+//! summation order, and without cache rounding, which turns a difference in the last bit into a step
+//! to the next value of a format now and then.
 
 mod common;
 

@@ -3,8 +3,9 @@
 //! The fixture model has window 8, nine layers and the cut at layer 5, so layers 6 to 8 hold window
 //! KV of kept rows only. Hazards of graphs, of GPUs and of several ranks have no place on a CPU;
 //! those of row selection alone are pinned in `replay-core`, of gathering in `replay-cuda`, of
-//! loading and tokenizers in `loader.rs` and `tokenizer.rs`. A prefix hit that rebuilds its window
-//! (hazards of `replay_start`) cannot occur: a sequence starts empty and is computed from position 0.
+//! loading (BR-27) in `loader/`, of tokenizers (BR-28) in `tokenizer.rs`, of window slots and short
+//! tails (BR-06, BR-08) in `seams.rs`, too. A prefix hit that rebuilds its window (the other hazards of
+//! `replay_start`) cannot occur: a sequence starts empty and is computed from position 0.
 
 mod common;
 
@@ -100,10 +101,13 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
 
 /// BR-02: a trimmed request reads window KV that its replay layers never wrote. Whatever unwritten
 /// slots hold, NaN or a number so large that a masked product would show it, no logit changes.
+///
+/// BR-12: attention takes a first position and ignores it. Under `PromptTail` that is `p - W`, for 16
+/// and 4 rows 12 of 20, and all window KV of the replay layers below it is NaN here.
 #[test]
 fn br_02_unwritten_window_kv_is_never_read() {
     for policy in POLICIES {
-        for last in [1, 7, 8, 9, 15] {
+        for last in [1, 4, 7, 8, 9, 15] {
             let run = |fill| logits(policy, 16 + last, &[16, last], 10, fill);
             let clean = run(0.0);
             assert!(clean.iter().all(|x| x.is_finite()));
@@ -284,21 +288,6 @@ fn br_07_a_prompt_of_several_chunks_equals_one_chunk() {
             &logits(ReplayPolicy::Off, prompt_len, &[prompt_len], 4, 0.0),
             TIGHT,
         );
-    }
-}
-
-/// BR-08: a short tail is taken for a fresh window. Chunks of at most a window drop nothing, so
-/// they are computed as without replay, to the bit, and the cache has the length it should have.
-#[test]
-fn br_08_a_short_tail_reads_the_chunks_before_it() {
-    for policy in [ReplayPolicy::StepTail, ReplayPolicy::Off] {
-        let mut run = new(policy, 13);
-        let last = run.prefill(&TOKENS[..13], &[8, 5]);
-        let mut off = new(ReplayPolicy::Off, 13);
-        assert_eq!(last, off.prefill(&TOKENS[..13], &[8, 5]), "{policy}");
-        run.step(&TOKENS[13..14], LogitRows::Last);
-        assert_eq!(run.cache.len(run.id).unwrap(), 14);
-        assert_eq!(run.cache.window_kv(run.id, 8).unwrap().dims(), [W, 64]);
     }
 }
 

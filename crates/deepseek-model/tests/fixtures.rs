@@ -217,7 +217,8 @@ fn chunkings(total: usize) -> impl Strategy<Value = Vec<usize>> {
     })
 }
 
-/// `PromptTail` and `Exact` do not depend on how a prompt is cut; the reference has one value each.
+/// Without cache rounding `PromptTail` and `Exact` depend on how a prompt is cut by summation order
+/// only; the reference has one value each.
 #[test]
 fn no_chunking_changes_prompt_tail_or_exact() {
     for name in common::FIXTURES {

@@ -1,4 +1,5 @@
-//! Generation of a batch: what each prompt gets does not depend on the others or on the chunk size.
+//! Generation of a batch: without cache rounding what each prompt gets depends on the others and on
+//! the chunk size by summation order only, which changes no token of these texts.
 
 mod common;
 
@@ -153,7 +154,8 @@ fn log_probabilities_are_those_of_every_row() {
     );
 }
 
-/// A seed means the same text whatever a prompt is packed with.
+/// A seed means the same draws whatever a prompt is packed with. Here the logits are near enough to
+/// each other that they give the same text.
 #[test]
 fn sampling_does_not_depend_on_the_batch() {
     let tokens = Expected::load("v41-demo").ids("tokens");

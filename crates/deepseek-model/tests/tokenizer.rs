@@ -95,7 +95,7 @@ fn truncation_in_the_file_is_ignored() {
     assert_eq!(tokenizer.unwrap().encode("x y z").unwrap().len(), 5);
 }
 
-/// Newer releases write merges as pairs, older ones as two words in one string.
+/// BR-28: a file of another release of the library. Newer releases write merges as pairs, older ones as two words in one string.
 #[test]
 fn both_spellings_of_merges_work() {
     let text = " Café ﬁ 日本\r\n";
@@ -122,6 +122,7 @@ fn a_missing_file_is_named() {
     assert!(text.starts_with("cannot read tokenizer.json: "), "{text}");
 }
 
+/// BR-28: a file that broke off is told from one that is newer than the library.
 #[test]
 fn a_truncated_file_is_named() {
     let bytes = std::fs::read_to_string(fixture().join("tokenizer.json")).unwrap();
@@ -132,6 +133,7 @@ fn a_truncated_file_is_named() {
     insta::assert_snapshot!(refusal(load_text("")), @"tokenizer.json is not valid JSON (truncated?): EOF while parsing a value at line 1 column 0");
 }
 
+/// BR-28: the error names the file, the part and the release of the library.
 #[test]
 fn an_unknown_normalizer_is_named_with_the_library() {
     let unknown = load_changed(|file| file["normalizer"] = json!({"type": "Frobnicate"}));

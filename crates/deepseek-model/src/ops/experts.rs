@@ -35,7 +35,8 @@ struct Job<'a> {
 }
 
 /// `shared[row] + Σ_k weight · expert_k(x[row])`, `[rows, h]`, summed in f32 in the order of the
-/// choices, so that a row's result does not depend on the rest of the batch.
+/// choices, whatever the rest of the batch. The products themselves may sum in another order where
+/// an expert has another number of rows.
 ///
 /// `x` and `shared` are `[rows, h]`, `ids` (u32) and `weights` are `[rows, k]`.
 pub(crate) fn routed_experts(

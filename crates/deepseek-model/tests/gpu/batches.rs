@@ -1,4 +1,5 @@
-//! Packed batches: each request gets the result of its lone run on the CPU.
+//! Packed batches: each request gets the result of its lone run on the CPU, up to summation order and
+//! without cache rounding.
 
 use candle_core::DType;
 use proptest::prelude::*;

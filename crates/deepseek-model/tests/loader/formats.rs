@@ -98,7 +98,7 @@ fn scales_of_any_value() {
     });
 }
 
-/// The smallest and the largest power of two, and the smallest that is a normal f32.
+/// BR-27: exponents at the ends of their range. The smallest and the largest power of two, and the smallest that is a normal f32.
 #[test]
 fn extreme_exponents() {
     check(|tensors| {

@@ -250,7 +250,8 @@ fn a_long_list_is_cut() {
     insta::assert_snapshot!("long_list", text);
 }
 
-/// A matrix of the right shape in every dtype there is: either it loads or the error names it.
+/// BR-27: dtypes of scales and 4-bit values that a loader does not know, or takes for another's. A
+/// matrix of the right shape in every dtype there is: either it loads or the error names it.
 #[test]
 fn every_dtype_loads_or_is_named() {
     let name = "layers.0.attn.wkv.weight";
@@ -321,7 +322,7 @@ const ALL_DTYPES: [Dtype; 21] = [
     Dtype::I64,
 ];
 
-/// Rows of seven 4-bit values: refused also where all rows together fill whole bytes.
+/// BR-27: an odd row of 4-bit values loses its last one. Rows of seven: refused also where all rows together fill whole bytes.
 #[test]
 fn rows_of_odd_length_cannot_be_packed() {
     let json = fs::read_to_string(fixture("engram-s1").join("config.json")).unwrap();
