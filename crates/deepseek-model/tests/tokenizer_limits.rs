@@ -65,7 +65,8 @@ fn a_byte_letter_stands_for_one_byte() {
 /// A bound that does not hold would refuse a prompt that fits.
 #[test]
 fn a_token_that_stands_for_any_text_has_no_bound() {
-    let any: [(&str, fn(&mut Value)); 5] = [
+    type Change = fn(&mut Value);
+    let any: [(&str, Change); 5] = [
         ("a normalizer", |file| {
             file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
         }),
