@@ -84,10 +84,6 @@ pub(crate) struct DeviceRows {
 )]
 pub(crate) struct FixedRows {
     /// First position whose KV each request may read, u32 `[requests]`.
-    #[allow(
-        dead_code,
-        reason = "kernels read it, which a build without CUDA lacks"
-    )]
     pub(crate) kv_start: Tensor,
     /// Groups that the rows close, by ratio.
     pub(crate) groups: HashMap<usize, DeviceGroups>,

@@ -26,10 +26,6 @@ pub(crate) struct ClosedGroups {
 )]
 pub(crate) struct DeviceGroups {
     /// `[groups, 2]`: request and entry number.
-    #[allow(
-        dead_code,
-        reason = "kernels read it, which a build without CUDA lacks"
-    )]
     pub(crate) entries: Tensor,
     /// `[groups]`: position of the first token.
     pub(crate) positions: Tensor,
