@@ -3,7 +3,7 @@
 use std::fmt;
 
 use candle_core::DType;
-use replay_core::{PlanError, SlotError};
+use replay_core::PlanError;
 
 /// A tensor among the arguments of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,16 @@ pub enum Error {
         /// Index of the tensor among the arguments.
         tensor: usize,
         /// Rows of that tensor.
+        rows: usize,
+    },
+    /// A row to scatter to that the result does not have.
+    #[error("{op}: row {row} is listed, but the result has {rows} rows")]
+    RowPastResult {
+        /// The operation.
+        op: &'static str,
+        /// The row.
+        row: u32,
+        /// Rows of the result.
         rows: usize,
     },
     /// Rows to scatter to that are not strictly ascending, so that a row might be written twice.
@@ -180,6 +190,66 @@ pub enum Error {
         /// Rows of the outputs.
         max_rows: usize,
     },
+    /// A list of rows that is longer than what it is to be padded to.
+    #[error(
+        "{op}: {n_rows} rows are listed, expected at most the {padded} that the list is padded to"
+    )]
+    ListTooLong {
+        /// The operation.
+        op: &'static str,
+        /// Rows of the list.
+        n_rows: usize,
+        /// Entries of the padded list.
+        padded: usize,
+    },
+    /// Buffers for no row or no request.
+    #[error(
+        "{op}: buffers for {max_rows} rows of {max_requests} requests, expected room for one of each"
+    )]
+    NoRoom {
+        /// The operation.
+        op: &'static str,
+        /// Rows that the buffers were to hold.
+        max_rows: usize,
+        /// Requests that they were to hold.
+        max_requests: usize,
+    },
+    /// A result that no memory holds.
+    #[error("{op}: no memory for {rows} rows of {row_bytes} bytes")]
+    NoMemory {
+        /// The operation.
+        op: &'static str,
+        /// Rows of the result.
+        rows: usize,
+        /// Bytes of each.
+        row_bytes: usize,
+    },
+    /// Slots that do not reach the last row of the batch.
+    #[error(
+        "{op}: {operand} has {slots} slots, expected one for each of {n_rows} rows of the batch"
+    )]
+    TooFewSlots {
+        /// The operation.
+        op: &'static str,
+        /// The slots.
+        operand: Operand,
+        /// How many there are.
+        slots: usize,
+        /// Rows of the batch, up to the last request's last.
+        n_rows: usize,
+    },
+    /// A position that the dtype of the positions does not hold.
+    #[error("{op}: position {position} of row {row} does not fit {dtype:?}")]
+    PositionTooLarge {
+        /// The operation.
+        op: &'static str,
+        /// The row, counted in the batch.
+        row: u32,
+        /// Its position.
+        position: u32,
+        /// The dtype.
+        dtype: DType,
+    },
     /// A replay layer that the model lacks.
     #[error("{op}: the model has no replay layer {layer}, only {n_layers}")]
     NoSuchLayer {
@@ -198,12 +268,14 @@ pub enum Error {
         /// The request.
         request: usize,
     },
-    /// A step that contradicts itself.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// Slots that do not fit the step.
-    #[error(transparent)]
-    Slots(#[from] SlotError),
+    /// A step that contradicts itself, or its graph.
+    #[error("{op}: {error}")]
+    Plan {
+        /// The operation.
+        op: &'static str,
+        /// What contradicts what.
+        error: PlanError,
+    },
     /// Under stream capture, tensors must not be tracked by events.
     #[error(
         "{op}: the stream is being captured while event tracking is on; call \

@@ -21,6 +21,7 @@ pub const MAX_REQUESTS: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub struct StepBatch<'a> {
     /// u32 `[n_requests + 1]`: where each request's rows begin in the batch, and where the last end.
+    /// Rows of the batch before the first offset and past the last are nobody's: none of them runs.
     pub query_start_loc: &'a Tensor,
     /// u32 `[n_requests]`: length of each sequence after the step.
     pub seq_lens: &'a Tensor,
@@ -100,13 +101,14 @@ pub enum Among {
 pub struct ReplayRows {
     /// u32 `[max_rows]`: the rows, ascending, then [`PAD_ROW`](crate::PAD_ROW).
     pub rows: Tensor,
-    /// u32, i32 or i64 `[max_rows]`: the position of each row in its sequence, then 0.
+    /// u32, i32 or i64 `[max_rows]`: the position of each row in its sequence, then 0. An i32 holds
+    /// positions below 2^31.
     pub positions: Tensor,
     /// u32, i32 or i64 `[max_rows]`: the slot of each row, then the slot that writes nothing (all
     /// bits set).
     pub slots: Tensor,
-    /// u32 `[max_requests + 1]`: where each request's rows begin among these, and where the last
-    /// end; then that end again.
+    /// u32 `[max_requests + 1]`: where each request's rows begin among these, from 0, and where the
+    /// last end; then that end again.
     pub query_start_loc: Tensor,
     /// u32 `[max_requests]`: the first position whose window KV each request's rows may read, then 0.
     pub kv_start: Tensor,
@@ -120,13 +122,28 @@ impl ReplayRows {
     /// Buffers for up to `max_rows` rows of up to `max_requests` requests.
     ///
     /// # Errors
-    /// If either is zero, a dtype is none of u32, i32 and i64, or memory runs out.
+    /// If either is zero or more than u32 counts, a dtype is none of u32, i32 and i64, or the device's
+    /// memory runs out.
     pub fn new(
         max_rows: usize,
         max_requests: usize,
         (positions, slots): (DType, DType),
         device: &Device,
     ) -> Result<Self> {
+        if max_rows == 0 || max_requests == 0 {
+            return Err(Error::NoRoom {
+                op: OP,
+                max_rows,
+                max_requests,
+            });
+        }
+        for (name, len) in [("rows", max_rows), ("kv_start", max_requests)] {
+            // Below the largest, which is `PAD_ROW` and must be free.
+            if u32::try_from(len).is_err() || len == u32::MAX as usize {
+                let operand = Operand::Field(name);
+                return Err(Error::TooLarge { op: OP, operand });
+            }
+        }
         let buffer = |len: usize, dtype| Ok::<_, Error>(Tensor::zeros(len, dtype, device)?);
         let new = Self {
             rows: buffer(max_rows, DType::U32)?,
@@ -194,8 +211,8 @@ pub(crate) struct ReplayArguments<'a> {
 /// Works out which rows run in a replay layer, and all that belongs to them.
 ///
 /// * `batch` - the requests of the step.
-/// * `slots` - u32, i32 or i64 `[rows of the batch]`: where each row writes its window KV. Of the
-///   dtype of `out.slots`.
+/// * `slots` - u32, i32 or i64 `[rows of the batch]`, or longer: where each row writes its window KV.
+///   Of the dtype of `out.slots`.
 /// * `out` - every byte is written.
 ///
 /// All tensors are contiguous, on the CPU or all on one CUDA device, and no output shares memory with
@@ -205,9 +222,17 @@ pub(crate) struct ReplayArguments<'a> {
 ///
 /// # Errors
 /// If the arguments do not fit each other, there are more requests than the outputs hold or than
-/// [`MAX_REQUESTS`], or the layer does not exist. On the CPU also when the step contradicts itself
-/// or more rows run than the outputs hold; a CUDA device then cuts the rows short, keeps the offsets
-/// within `max_rows`, and touches nothing beyond.
+/// [`MAX_REQUESTS`], or the layer does not exist.
+///
+/// On the CPU also for what the lists hold, which on a CUDA device nobody looks at and which is memory
+/// safe there:
+///
+/// | what the lists hold | on a CUDA device |
+/// |---|---|
+/// | a step that contradicts itself | wrong rows, positions and bounds |
+/// | more rows that run than the outputs hold | the first `max_rows` of them, and offsets up to there |
+/// | fewer slots than rows of the batch | the slot that writes nothing, for rows without one |
+/// | a position from 2^31 on, when positions are i32 | its low 32 bits, a negative number |
 pub fn replay_rows_into(
     query: LayerQuery<'_>,
     batch: &StepBatch<'_>,
@@ -274,14 +299,15 @@ pub(crate) struct PadArguments<'a> {
 /// left alone; those of the window group are not to be passed.
 ///
 /// * `batch` - the requests of the step.
-/// * `slots` - each u32, i32 or i64 `[rows of the batch]`, all of one length, contiguous, sharing no
-///   memory. Rows past the last request's are left alone.
+/// * `slots` - each u32, i32 or i64 `[rows of the batch]`, or longer, all of one length, contiguous,
+///   sharing no memory. Rows before the first request's and past the last one's are left alone.
 ///
 /// All are on the CPU or all on one CUDA device. There it is one launch for up to 16 lists that
 /// nothing waits for, and the call may be captured.
 ///
 /// # Errors
-/// If the arguments do not fit each other, and on the CPU if the step contradicts itself.
+/// If the arguments do not fit each other. On the CPU also if the offsets of the requests descend, or
+/// there are fewer slots than rows of the batch; a CUDA device then pads those there are.
 pub fn pad_rebuilt_slots_into(
     batch: &StepBatch<'_>,
     window: Window,

@@ -1,6 +1,6 @@
 //! Gather and scatter of whole rows: the functions, the same on every device.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::copies::{RowCopies, RowMap, expect_movable};
 use crate::{Error, Operand, Result, cpu, cuda};
@@ -64,7 +64,8 @@ pub fn gather_rows(tensors: &[&Tensor], rows: &[u32]) -> Result<Vec<Tensor>> {
 ///
 /// # Errors
 /// If `values` is a scalar or has another number of rows than the list, the list is not strictly
-/// ascending or reaches past `n_rows`, or the tensor is neither on the CPU nor on a CUDA device.
+/// ascending or reaches past `n_rows`, the tensor is neither on the CPU nor on a CUDA device, or
+/// memory does not hold the result.
 pub fn scatter_rows(values: &Tensor, rows: &[u32], n_rows: usize) -> Result<Tensor> {
     let op = RowMap::Scatter.op();
     let &n = values
@@ -87,13 +88,13 @@ pub fn scatter_rows(values: &Tensor, rows: &[u32], n_rows: usize) -> Result<Tens
         });
     }
     if let Some(&row) = rows.last().filter(|row| **row as usize >= n_rows) {
-        return Err(Error::RowOutOfRange {
+        return Err(Error::RowPastResult {
             op,
             row,
-            tensor: 0,
             rows: n_rows,
         });
     }
+    expect_addressable(op, n_rows, row_bytes(values))?;
     if values.device().is_cuda() {
         cuda::refuse_capture(op, values.device())?;
     }
@@ -169,22 +170,27 @@ pub fn write_rows_into(values: &[&Tensor], rows: &Tensor, outputs: &[&Tensor]) -
 /// take.
 ///
 /// # Errors
-/// If the list is longer than that, or cannot be allocated.
+/// If the list is longer than that, or memory does not hold the padded one.
 pub fn row_list(rows: &[u32], padded: usize, device: &Device) -> Result<Tensor> {
     let op = "row-list";
     if rows.len() > padded {
-        let (n_rows, max_rows) = (rows.len(), padded);
-        return Err(Error::TooManyRows {
-            op,
-            n_rows,
-            max_rows,
-        });
+        let n_rows = rows.len();
+        return Err(Error::ListTooLong { op, n_rows, padded });
     }
+    let row_bytes = DType::U32.size_in_bytes();
+    expect_addressable(op, padded, row_bytes)?;
     if device.is_cuda() {
         cuda::refuse_capture(op, device)?;
     }
-    let mut list = rows.to_vec();
-    list.resize(padded.max(1), PAD_ROW);
+    let mut list = Vec::new();
+    let len = padded.max(1);
+    list.try_reserve_exact(len).map_err(|_| Error::NoMemory {
+        op,
+        rows: padded,
+        row_bytes,
+    })?;
+    list.extend_from_slice(rows);
+    list.resize(len, PAD_ROW);
     Ok(Tensor::new(list, device)?.narrow(0, 0, padded)?)
 }
 
@@ -214,6 +220,23 @@ pub(crate) fn unsupported(op: &'static str, device: &Device) -> Error {
         op,
         device: format!("{:?}", device.location()),
     }
+}
+
+/// Refuses a result of more bytes than there are addresses, before anything multiplies its extents.
+pub(crate) fn expect_addressable(op: &'static str, rows: usize, row_bytes: usize) -> Result<()> {
+    match rows.checked_mul(row_bytes) {
+        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(()),
+        _ => Err(Error::NoMemory {
+            op,
+            rows,
+            row_bytes,
+        }),
+    }
+}
+
+/// Bytes of a row of a tensor that has a row axis.
+fn row_bytes(tensor: &Tensor) -> usize {
+    tensor.dims()[1..].iter().product::<usize>() * tensor.dtype().size_in_bytes()
 }
 
 fn contiguous(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {

@@ -1,11 +1,11 @@
 //! The rows of a replay layer on the CPU: those of [`replay_core`], written to tensors.
 
-use candle_core::Tensor;
-use replay_core::{Request, RowIdx, StepPlan, pad_rebuilt_slots};
+use candle_core::{DType, Tensor};
+use replay_core::{Position, Request, StepPlan};
 
 use super::write::{read, write};
 use crate::replay_rows::{Among, PadArguments, ReplayArguments};
-use crate::{Error, PAD_ROW, Result};
+use crate::{Error, Operand, PAD_ROW, Result};
 
 /// The slot that writes nothing, in every width.
 const PAD_SLOT: i64 = -1;
@@ -13,10 +13,14 @@ const PAD_SLOT: i64 = -1;
 pub(crate) fn replay_rows(checked: &ReplayArguments<'_>) -> Result<()> {
     let op = checked.arguments.op();
     let tensors: Vec<&Tensor> = checked.arguments.list().iter().map(|a| a.tensor).collect();
-    let requests = requests(op, &tensors[..5])?;
+    let batch = Batch::of(op, &tensors[..5])?;
+    batch.expect_slots(op, checked.arguments.list()[5].name, checked.n_batch_rows)?;
     let query = &checked.query;
     let mut plan = StepPlan::new();
-    query.planner.plan_step(query.mode, &requests, &mut plan)?;
+    query
+        .planner
+        .plan_step(query.mode, &batch.requests, &mut plan)
+        .map_err(|error| Error::Plan { op, error })?;
     let layer = plan.layer(query.layer);
     let running = layer.running;
     let (n_rows, max_rows) = (running.n_rows().as_usize(), checked.max_rows);
@@ -33,14 +37,16 @@ pub(crate) fn replay_rows(checked: &ReplayArguments<'_>) -> Result<()> {
         entries.resize(len, pad);
         entries
     };
-    let batch_rows: Vec<u32> = running.indices().map(RowIdx::get).collect();
+    let batch_rows: Vec<u32> = running
+        .indices()
+        .map(|row| batch.first + row.get())
+        .collect();
     let mut rows = batch_rows.clone();
     if query.among == Among::Entering {
         layer.gather_into(&mut rows);
     }
     let batch_slots = read(tensors[5])?;
-    // A row of the batch that the slots do not reach writes nothing.
-    let slot = |row: &u32| batch_slots.get(*row as usize).copied().unwrap_or(PAD_SLOT);
+    let slot = |row: &u32| batch_slots[*row as usize];
     let starts = running.query_start_loc();
     let last_row = |r: usize| match running.n_rows_of(r).get() {
         0 => PAD_ROW,
@@ -49,11 +55,14 @@ pub(crate) fn replay_rows(checked: &ReplayArguments<'_>) -> Result<()> {
 
     let pad_row = i64::from(PAD_ROW);
     let of = |list: &[u32]| list.iter().copied().map(i64::from).collect::<Vec<_>>();
-    let positions = running.positions().map(|x| i64::from(x.get())).collect();
-    let last_rows: Vec<u32> = (0..requests.len()).map(last_row).collect();
+    let positions: Vec<u32> = running.positions().map(Position::get).collect();
+    if tensors[7].dtype() == DType::I32 {
+        expect_i32(op, &batch_rows, &positions)?;
+    }
+    let last_rows: Vec<u32> = (0..batch.requests.len()).map(last_row).collect();
     let requests = checked.max_requests;
     write(tensors[6], &padded(of(&rows), max_rows, pad_row))?;
-    write(tensors[7], &padded(positions, max_rows, 0))?;
+    write(tensors[7], &padded(of(&positions), max_rows, 0))?;
     write(
         tensors[8],
         &padded(batch_rows.iter().map(slot).collect(), max_rows, PAD_SLOT),
@@ -64,33 +73,41 @@ pub(crate) fn replay_rows(checked: &ReplayArguments<'_>) -> Result<()> {
 }
 
 pub(crate) fn pad_slots(checked: &PadArguments<'_>) -> Result<()> {
+    let op = checked.arguments.op();
     let tensors: Vec<&Tensor> = checked.arguments.list().iter().map(|a| a.tensor).collect();
-    let requests = requests(checked.arguments.op(), &tensors[..5])?;
-    let n_rows = requests
-        .iter()
-        .map(|request| request.query_len as usize)
-        .sum();
-    let padded = tensors[5..].iter().map(|list| {
-        let mut slots = read(list)?;
-        // Rows past the last request's are padding of the batch.
-        let len = slots.len();
-        pad_rebuilt_slots(&requests, checked.window, &mut slots[..len.min(n_rows)])?;
-        Ok(slots)
-    });
-    let padded = padded.collect::<Result<Vec<_>>>()?;
-    tensors[5..]
-        .iter()
-        .zip(padded)
-        .try_for_each(|(list, slots)| write(list, &slots))
+    let batch = Batch::of(op, &tensors[..5])?;
+    let lists = &checked.arguments.list()[5..];
+    for list in lists {
+        batch.expect_slots(op, list.name, checked.n_rows)?;
+    }
+    for list in lists {
+        let mut slots = read(list.tensor)?;
+        // Rows before the first request and past the last are padding of the batch.
+        let mut begin = batch.first as usize;
+        for request in &batch.requests {
+            let rebuilt = request.rebuilt_rows(checked.window) as usize;
+            slots[begin..begin + rebuilt].fill(PAD_SLOT);
+            begin += request.query_len as usize;
+        }
+        write(list.tensor, &slots)?;
+    }
+    Ok(())
 }
 
 /// The requests that a step's tensors describe.
-fn requests(op: &'static str, fields: &[&Tensor]) -> Result<Vec<Request>> {
-    let list = |field: usize| fields[field].to_vec1::<u32>();
-    let (starts, seq_lens, prompt_lens, replay_starts) = (list(0)?, list(1)?, list(2)?, list(3)?);
-    let keeps_rows = fields[4].to_vec1::<u8>()?;
-    (0..seq_lens.len())
-        .map(|r| {
+struct Batch {
+    /// The row of the batch where the first request's rows begin.
+    first: u32,
+    requests: Vec<Request>,
+}
+
+impl Batch {
+    fn of(op: &'static str, fields: &[&Tensor]) -> Result<Self> {
+        let list = |field: usize| fields[field].to_vec1::<u32>();
+        let (starts, seq_lens, prompt_lens, replay_starts) =
+            (list(0)?, list(1)?, list(2)?, list(3)?);
+        let keeps_rows = fields[4].to_vec1::<u8>()?;
+        let requests = (0..seq_lens.len()).map(|r| {
             let query_len = starts[r + 1]
                 .checked_sub(starts[r])
                 .ok_or(Error::OffsetsDescend { op, request: r })?;
@@ -103,6 +120,39 @@ fn requests(op: &'static str, fields: &[&Tensor]) -> Result<Vec<Request>> {
                 prefilling: seq_len.saturating_sub(query_len) < prompt_len,
                 keeps_rows: keeps_rows[r] != 0,
             })
+        });
+        Ok(Self {
+            first: starts[0],
+            requests: requests.collect::<Result<_>>()?,
         })
-        .collect()
+    }
+
+    /// Refuses slots that do not reach the last request's last row.
+    fn expect_slots(&self, op: &'static str, operand: Operand, slots: usize) -> Result<()> {
+        let lens = self.requests.iter().map(|r| r.query_len as usize);
+        let n_rows = self.first as usize + lens.sum::<usize>();
+        if n_rows <= slots || self.requests.iter().all(|r| r.query_len == 0) {
+            return Ok(());
+        }
+        Err(Error::TooFewSlots {
+            op,
+            operand,
+            slots,
+            n_rows,
+        })
+    }
+}
+
+/// Refuses positions that would be negative as i32.
+fn expect_i32(op: &'static str, rows: &[u32], positions: &[u32]) -> Result<()> {
+    let mut places = rows.iter().zip(positions);
+    match places.find(|(_, position)| i32::try_from(**position).is_err()) {
+        None => Ok(()),
+        Some((&row, &position)) => Err(Error::PositionTooLarge {
+            op,
+            row,
+            position,
+            dtype: DType::I32,
+        }),
+    }
 }

@@ -69,8 +69,21 @@ struct BuildRows {
 }
 
 impl BuildRows {
-    fn build<T: Copy + Default>(&self, source: &[T], width: usize) -> Vec<T> {
-        let mut out = Vec::with_capacity(self.rows * width);
+    fn build<T: Copy + Default>(&self, source: &[T], width: usize) -> candle_core::Result<Vec<T>> {
+        let mut out = Vec::new();
+        let reserved = self
+            .rows
+            .checked_mul(width)
+            .is_some_and(|len| out.try_reserve_exact(len).is_ok());
+        if !reserved {
+            let rows = self.rows;
+            let row_bytes = width.saturating_mul(size_of::<T>());
+            return Err(candle_core::Error::wrap(Error::NoMemory {
+                op: self.name,
+                rows,
+                row_bytes,
+            }));
+        }
         for piece in &self.pieces {
             match piece {
                 Piece::Rows(rows) => {
@@ -79,7 +92,7 @@ impl BuildRows {
                 Piece::Zeros(rows) => out.resize(out.len() + rows * width, T::default()),
             }
         }
-        out
+        Ok(out)
     }
 }
 
@@ -103,7 +116,7 @@ impl CustomOp1 for BuildRows {
             ($($dtype:ident),*) => {
                 match storage {
                     $(CpuStorage::$dtype(values) => {
-                        CpuStorage::$dtype(self.build(&values[start..end], width))
+                        CpuStorage::$dtype(self.build(&values[start..end], width)?)
                     })*
                     other => bail!("{}: rows of {:?} are not moved", self.name, other.dtype()),
                 }

@@ -39,7 +39,7 @@ fn lists_on_the_host() {
     );
     refused(
         scatter_rows(&batch, &[0, 1, 2, 9], 9),
-        "scatter-rows: row 9 is asked of tensor 0, which has 9",
+        "scatter-rows: row 9 is listed, but the result has 9 rows",
     );
     refused(
         scatter_rows(&batch, &[0, 1, 2], 9),
@@ -47,7 +47,7 @@ fn lists_on_the_host() {
     );
     refused(
         row_list(&[1, 2], 1, &Device::Cpu),
-        "row-list: 2 rows run, but the outputs hold 1",
+        "row-list: 2 rows are listed, expected at most the 1 that the list is padded to",
     );
 }
 
@@ -131,6 +131,56 @@ fn buffers_of_other_dtypes() {
     refused(
         ReplayRows::new(4, 1, dtypes, &Device::Cpu),
         "replay-rows: positions is F32, expected U32 or I32 or I64",
+    );
+}
+
+/// Buffers that hold nothing: a step would be refused, or cut short to no row.
+#[test]
+fn buffers_for_nothing() {
+    let dtypes = (DType::U32, DType::I64);
+    refused(
+        ReplayRows::new(0, 1, dtypes, &Device::Cpu),
+        "replay-rows: buffers for 0 rows of 1 requests, expected room for one of each",
+    );
+    refused(
+        ReplayRows::new(4, 0, dtypes, &Device::Cpu),
+        "replay-rows: buffers for 4 rows of 0 requests, expected room for one of each",
+    );
+}
+
+/// Sizes whose bytes no number counts: a multiplication that wraps would ask for little memory and
+/// then write past it.
+#[test]
+fn sizes_past_all_memory() {
+    let most = usize::MAX;
+    let dtypes = (DType::U32, DType::I64);
+    refused(
+        scatter_rows(&f32s(&[1, 2]), &[0], most),
+        &format!("scatter-rows: no memory for {most} rows of 8 bytes"),
+    );
+    // Countable, and still more than there is.
+    let rows = 1 << 55;
+    let error = scatter_rows(&f32s(&[1, 2]), &[0], rows).unwrap_err();
+    // A backtrace may follow.
+    let message = format!("scatter-rows: no memory for {rows} rows of 8 bytes");
+    assert!(error.to_string().starts_with(&message), "{error}");
+    refused(
+        row_list(&[1], most, &Device::Cpu),
+        &format!("row-list: no memory for {most} rows of 4 bytes"),
+    );
+    refused(
+        row_list(&[1], rows, &Device::Cpu),
+        &format!("row-list: no memory for {rows} rows of 4 bytes"),
+    );
+    let too_large =
+        |name| format!("replay-rows: {name} has too many or too long rows for one launch");
+    refused(
+        ReplayRows::new(most, 1, dtypes, &Device::Cpu),
+        &too_large("rows"),
+    );
+    refused(
+        ReplayRows::new(1, most, dtypes, &Device::Cpu),
+        &too_large("kv_start"),
     );
 }
 

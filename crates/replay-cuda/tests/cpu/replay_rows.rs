@@ -179,6 +179,89 @@ fn rebuilt_rows_write_no_cached_entry() {
     );
 }
 
+/// Offsets that do not begin at 0 are rows of the batch all the same, as in the kernel: taken as if
+/// they began at 0, other rows would be gathered and other rows' slots written.
+#[test]
+fn offsets_that_begin_past_the_first_row() {
+    let planner = planner(ReplayPolicy::PromptTail);
+    let slots = Tensor::arange(100i64, 115, &Device::Cpu).unwrap();
+    let step = Step::new(&[3, 4, 13], [&[5, 9], &[4, 9], &[0, 0]], &[0, 0]);
+    let run = |among| {
+        let out = ReplayRows::new(9, 2, (DType::U32, DType::I64), &Device::Cpu).unwrap();
+        replay_rows_into(query(&planner, 1, among), &step.batch(), &slots, &out).unwrap();
+        out
+    };
+    let out = run(Among::Batch);
+    assert_eq!(u32s(&out.rows), [3, 5, 6, 7, 8, 9, 10, 11, 12]);
+    assert_eq!(u32s(&out.positions), [4, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(
+        out.slots.to_vec1::<i64>().unwrap(),
+        [103, 105, 106, 107, 108, 109, 110, 111, 112]
+    );
+    assert_eq!(u32s(&out.query_start_loc), [0, 1, 9]);
+    assert_eq!(u32s(&out.last_rows), [0, 8]);
+    // What entered the layer is packed from 0, wherever the requests lie in the batch.
+    assert_eq!(
+        u32s(&run(Among::Entering).rows),
+        [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    );
+
+    let hit = Step::new(&[3, 13], [&[18], &[20], &[8]], &[0]);
+    let list = Tensor::arange(0i64, 15, &Device::Cpu).unwrap();
+    pad_rebuilt_slots_into(&hit.batch(), Window::new(8).unwrap(), &[&list]).unwrap();
+    let expected: Vec<i64> = (0..15)
+        .map(|row| if (3..11).contains(&row) { -1 } else { row })
+        .collect();
+    assert_eq!(list.to_vec1::<i64>().unwrap(), expected);
+}
+
+/// Slots that end before the batch does: rows would silently write no KV.
+#[test]
+fn slots_that_do_not_reach_the_last_row_are_refused() {
+    let planner = planner(ReplayPolicy::Off);
+    let slots = Tensor::arange(0i64, 26, &Device::Cpu).unwrap();
+    let out = ReplayRows::new(27, 3, (DType::U32, DType::I64), &Device::Cpu).unwrap();
+    let step = Step::mixed();
+    let query = query(&planner, 1, Among::Batch);
+    let error = replay_rows_into(query, &step.batch(), &slots, &out).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "replay-rows: slots of the batch has 26 slots, expected one for each of 27 rows of the batch"
+    );
+    assert_eq!(u32s(&out.rows), [0; 27]);
+    let window = Window::new(8).unwrap();
+    let error = pad_rebuilt_slots_into(&step.batch(), window, &[&slots]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "pad-rebuilt-slots: output 0 has 26 slots, expected one for each of 27 rows of the batch"
+    );
+    // Requests without a row need no slot, wherever their offsets are.
+    let padding = Step::new(&[40, 40], [&[0], &[0], &[0]], &[0]);
+    replay_rows_into(query, &padding.batch(), &slots, &out).unwrap();
+}
+
+/// A position past 2^31 as an i32 would be negative, and rotate by another angle.
+#[test]
+fn positions_that_an_i32_does_not_hold_are_refused() {
+    let planner = planner(ReplayPolicy::Off);
+    let slots = Tensor::zeros(2, DType::I64, &Device::Cpu).unwrap();
+    let run = |seq_len: u32, positions| {
+        let out = ReplayRows::new(2, 1, (positions, DType::I64), &Device::Cpu).unwrap();
+        let step = Step::new(&[0, 2], [&[seq_len], &[5], &[0]], &[0]);
+        let query = query(&planner, 1, Among::Batch);
+        replay_rows_into(query, &step.batch(), &slots, &out).map(|()| out.positions)
+    };
+    let last = run(1 << 31, DType::I32).unwrap();
+    assert_eq!(last.to_vec1::<i32>().unwrap(), [i32::MAX - 1, i32::MAX]);
+    let error = run((1 << 31) + 1, DType::I32).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "replay-rows: position 2147483648 of row 1 does not fit I32"
+    );
+    let wide = run((1 << 31) + 1, DType::U32).unwrap();
+    assert_eq!(u32s(&wide), [(1 << 31) - 1, 1 << 31]);
+}
+
 /// Steps and buffers that do not fit, each with its own error.
 #[test]
 fn what_does_not_fit_is_refused() {
@@ -235,5 +318,8 @@ fn what_does_not_fit_is_refused() {
     );
     let short = Step::new(&[0, 9], [&[5], &[9], &[0]], &[0]);
     let error = run(1, &short, 27, 3);
-    assert!(matches!(error, Error::Plan(_)), "{error}");
+    assert_eq!(
+        error.to_string(),
+        "replay-rows: request 0: 9 rows in the step, but only 5 tokens after it"
+    );
 }

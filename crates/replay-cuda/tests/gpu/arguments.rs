@@ -42,7 +42,7 @@ fn host_lists_are_checked() {
     assert!(
         matches!(
             error,
-            Error::RowOutOfRange {
+            Error::RowPastResult {
                 row: 5,
                 rows: 5,
                 ..

@@ -72,7 +72,7 @@ impl Step {
     }
 
     /// Requests of all kinds: decode, prefill, after a prefix hit, with all rows kept, and without
-    /// a row.
+    /// a row. In every other step on average, the first of them begins past the first row.
     pub(crate) fn random(seed: u64, n_requests: usize, n_batch: usize) -> Self {
         let mut random = Random::new(seed);
         let mut left = n_batch;
@@ -105,7 +105,14 @@ impl Step {
                 keeps_rows,
             ));
         }
-        Self::new(seed, &requests, n_batch)
+        let mut step = Self::new(seed, &requests, n_batch);
+        if random.one_in(2) {
+            let first = random.below(left + 1) as u32;
+            let starts = step.query_start_loc.to_vec1::<u32>().unwrap();
+            let starts: Vec<u32> = starts.into_iter().map(|start| start + first).collect();
+            step.query_start_loc = Tensor::new(starts, &Device::Cpu).unwrap();
+        }
+        step
     }
 
     /// The same step on another device.
