@@ -225,9 +225,7 @@ pub enum Error {
         row_bytes: usize,
     },
     /// Slots that do not reach the last row of the batch.
-    #[error(
-        "{op}: {operand} has {slots} slots, expected one for each of {n_rows} rows of the batch"
-    )]
+    #[error("{op}: {operand}: expected one for each of {n_rows} rows of the batch, got {slots}")]
     TooFewSlots {
         /// The operation.
         op: &'static str,

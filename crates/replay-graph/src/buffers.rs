@@ -30,9 +30,21 @@ impl BufferSpec {
         }
     }
 
-    /// Bytes of a row.
+    /// Bytes of a row; `usize::MAX` when they are more than that counts.
     pub fn row_bytes(&self) -> usize {
-        self.row_shape.iter().product::<usize>() * self.dtype.size_in_bytes()
+        let size = self.dtype.size_in_bytes();
+        self.row_shape
+            .iter()
+            .fold(size, |bytes, &len| bytes.saturating_mul(len))
+    }
+
+    /// Whether so many rows have an address for each byte, and extents whose product can be taken in
+    /// any order.
+    fn is_addressable(&self, max_rows: usize) -> bool {
+        let size = self.dtype.size_in_bytes();
+        let extents = self.row_shape.iter().chain([&max_rows]);
+        let bytes = extents.fold(size, |bytes, &len| bytes.saturating_mul(len.max(1)));
+        isize::try_from(bytes).is_ok()
     }
 }
 
@@ -66,13 +78,22 @@ impl FixedBuffers {
     ///
     /// # Errors
     ///
-    /// If two specs share a name, or memory runs out.
+    /// If two specs share a name, a buffer has more bytes than there are addresses, or the device's
+    /// memory runs out.
     pub fn new(specs: &[BufferSpec], max_rows: usize, device: &Device) -> Result<Self> {
         let (mut tensors, mut addresses) = (Vec::new(), Vec::new());
         for (i, spec) in specs.iter().enumerate() {
             if specs[..i].iter().any(|other| other.name == spec.name) {
                 let name = spec.name.clone();
                 return Err(Error::DuplicateBuffer { name });
+            }
+            if !spec.is_addressable(max_rows) {
+                return Err(Error::BufferTooLarge {
+                    name: spec.name.clone(),
+                    max_rows,
+                    row_shape: spec.row_shape.clone(),
+                    dtype: spec.dtype,
+                });
             }
             let mut dims = vec![max_rows];
             dims.extend(&spec.row_shape);
@@ -143,7 +164,7 @@ impl FixedBuffers {
                     name: spec.name.clone(),
                     expected: spec.row_shape.clone(),
                     dtype: spec.dtype,
-                    got: row.to_vec(),
+                    got: tensor.dims().to_vec(),
                     got_dtype: tensor.dtype(),
                 });
             }

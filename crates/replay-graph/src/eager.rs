@@ -2,14 +2,16 @@
 
 use replay_core::{LayerRows, StepPlan};
 
+use crate::Error;
+
 /// The replay layers of a decoder. Layers count from 0, the last KV source.
 pub trait ReplayDecoder {
     /// Per-row tensors that go from layer to layer.
     type State;
     /// Per-row tensors of a layer whose KV is made, with that KV.
     type Entered;
-    /// What can go wrong.
-    type Error;
+    /// What can go wrong in the decoder's operations, and in the walk over its layers.
+    type Error: From<Error>;
 
     /// Makes the layer's input and the KV of every entering row.
     ///
@@ -60,12 +62,13 @@ pub trait ReplayDecoder {
 /// no row reaches the end.
 ///
 /// # Errors
-/// The first error of the decoder.
+/// [`Error::EmptyPlan`] if nothing has been planned, and then the first error of the decoder.
 pub fn run_replay_layers<D: ReplayDecoder>(
     decoder: &mut D,
     plan: &StepPlan,
     state: D::State,
 ) -> Result<Option<D::State>, D::Error> {
+    refuse_empty(plan)?;
     run_from(decoder, plan, 0, state)
 }
 
@@ -74,18 +77,28 @@ pub fn run_replay_layers<D: ReplayDecoder>(
 /// they read. Otherwise as [`run_replay_layers`].
 ///
 /// # Errors
-/// The first error of the decoder.
+/// As [`run_replay_layers`].
 pub fn resume_replay_layers<D: ReplayDecoder>(
     decoder: &mut D,
     plan: &StepPlan,
     entered: D::Entered,
 ) -> Result<Option<D::State>, D::Error> {
+    refuse_empty(plan)?;
     let cut = plan.layer(0);
     if cut.running.is_empty() {
         return Ok(None);
     }
     let state = decoder.run(0, entered, &cut)?;
     run_from(decoder, plan, 1, state)
+}
+
+/// Refuses a plan that has no layer. Without one the walk would hand the state back as if the layers
+/// had run.
+fn refuse_empty(plan: &StepPlan) -> Result<(), Error> {
+    match plan.n_layers() {
+        0 => Err(Error::EmptyPlan),
+        _ => Ok(()),
+    }
 }
 
 fn run_from<D: ReplayDecoder>(

@@ -182,6 +182,18 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// A buffer of more bytes than there are addresses.
+    #[error("buffer {name:?}: no memory for {max_rows} rows of {row_shape:?} of {dtype:?}")]
+    BufferTooLarge {
+        /// The buffer.
+        name: String,
+        /// Rows that it was to hold.
+        max_rows: usize,
+        /// Shape of each.
+        row_shape: Vec<usize>,
+        /// Its dtype.
+        dtype: DType,
+    },
     /// As many tensors as buffers are needed.
     #[error("expected one tensor for each of {expected} buffers, got {got}")]
     BufferCount {
@@ -191,7 +203,10 @@ pub enum Error {
         got: usize,
     },
     /// A tensor that does not fit its buffer.
-    #[error("buffer {name:?} holds {expected:?} rows of {dtype:?}, got {got:?} of {got_dtype:?}")]
+    #[error(
+        "buffer {name:?} takes {} of {dtype:?}, got {got:?} of {got_dtype:?}",
+        per_row(.expected)
+    )]
     BufferShape {
         /// The buffer.
         name: String,
@@ -199,7 +214,7 @@ pub enum Error {
         expected: Vec<usize>,
         /// Its dtype.
         dtype: DType,
-        /// Shape of the tensor's rows.
+        /// Shape of the tensor, its rows among it.
         got: Vec<usize>,
         /// Dtype of the tensor.
         got_dtype: DType,
@@ -228,7 +243,20 @@ pub enum Error {
         max_bytes: u64,
     },
 
-    // === The replay break ===
+    // === The replay layers ===
+    /// A plan without a layer: nothing has been planned into it, or planning failed.
+    #[error(
+        "expected the plan of a step, got an empty one: nothing was planned, or planning failed"
+    )]
+    EmptyPlan,
+    /// The layers gave fewer rows than have an output in the step's plan.
+    #[error("expected the output of {expected} rows of the replay layers, got {got}")]
+    TooFewOutputRows {
+        /// Rows that have an output.
+        expected: usize,
+        /// Rows that the layers gave.
+        got: usize,
+    },
     /// The plan of a step does not break where its graph does.
     #[error("the graph breaks at the cut, but the step was planned as {plan:?}")]
     NotPlannedToBreak {
@@ -273,6 +301,13 @@ impl Error {
     pub fn program(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Program(error.into())
     }
+}
+
+/// The shape of a tensor of rows of this shape.
+fn per_row(row_shape: &[usize]) -> String {
+    let lens = row_shape.iter().map(ToString::to_string);
+    let extents: Vec<_> = ["rows".to_owned()].into_iter().chain(lens).collect();
+    format!("[{}]", extents.join(", "))
 }
 
 /// The crate's result.

@@ -32,14 +32,16 @@
 //!
 //! # What a program must do
 //!
-//! * Run on a device made with [`Device::new_cuda_with_stream`](candle_core::Device::new_cuda_with_stream).
-//! * Take what changes from launch to launch from tensors at fixed addresses, written in place
-//!   ([`Tensor::slice_set`](candle_core::Tensor::slice_set)), or inside a break.
-//! * Copy between host and device outside segments.
-//! * Keep alive, while it is captured, what it did not allocate itself.
-//! * Put what later segments read of a break into fixed buffers.
+//! What is checked is an [`Error`] that names what was done.
 //!
-//! Each is checked, and the [`Error`] names what was done.
+//! | a program must | checked |
+//! |---|---|
+//! | run on a device made with [`Device::new_cuda_with_stream`](candle_core::Device::new_cuda_with_stream) | before the capture: [`Error::SharedStream`] |
+//! | copy between host and device outside segments | at capture: [`Error::HostCopy`] |
+//! | keep alive, while it is captured, what it did not allocate itself | at capture: [`Error::DroppedInside`] |
+//! | put what later segments read of a break into fixed buffers, and give it as the break's output | of outputs, at capture and at each launch ([`CaptureOptions::check_addresses`]): [`Error::FreshAddress`], [`Error::Moved`], [`Error::OutputCount`] |
+//! | take what changes from launch to launch from tensors at fixed addresses, written in place ([`Tensor::slice_set`](candle_core::Tensor::slice_set)), or inside a break | no |
+//! | keep alive, as long as the graph, what its segments read beside what the graph owns | no |
 //!
 //! # The replay layers
 //!

@@ -26,7 +26,10 @@ pub struct CaptureOptions {
     /// Runs the program once eagerly first, so that kernels are loaded and small constants uploaded.
     /// Needed unless the same program has just run on this thread with these options.
     pub warm_up: bool,
-    /// Compares the addresses of break outputs at each launch. On in debug builds.
+    /// Compares, at each launch, the addresses of what breaks give with those at capture. On by
+    /// default, in release builds too: for each tensor it takes a look at its storage, where uses are
+    /// tracked by events one event, and a comparison.
+    /// Without it a tensor that has moved goes unnoticed, and later segments read stale memory.
     pub check_addresses: bool,
     /// Buffers that break outputs may lie in, beside those that [`Scope::fixed`] is told of.
     ///
@@ -42,7 +45,7 @@ impl CaptureOptions {
             label: label.into(),
             knob: "the number of rows that graphs are captured for",
             warm_up: true,
-            check_addresses: cfg!(debug_assertions),
+            check_addresses: true,
             buffers: Vec::new(),
         }
     }

@@ -338,7 +338,12 @@ impl Kept {
         let Some(first) = values.first() else {
             return Ok(());
         };
-        let list = row_list(&self.list(), first.dims()[0], first.device())?;
+        let (list, got) = (self.list(), first.dims()[0]);
+        let expected = list.len();
+        if got < expected {
+            return Err(Error::TooFewOutputRows { expected, got });
+        }
+        let list = row_list(&list, got, first.device())?;
         let values = values
             .iter()
             .map(Tensor::contiguous)

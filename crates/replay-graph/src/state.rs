@@ -66,17 +66,20 @@ impl CaptureState {
     ///
     /// # Errors
     ///
-    /// [`IllegalMove`] if the move cannot be made from this state.
+    /// [`IllegalMove`] if the move cannot be made from this state, or leads to more segments than
+    /// u32 counts.
     pub const fn after(self, step: CaptureMove) -> Result<Self, IllegalMove> {
         Ok(match (self, step) {
             (Self::Idle, CaptureMove::Begin) => Self::Capturing { segment: 0 },
             (Self::Capturing { segment }, CaptureMove::Break) => Self::InBreak { index: segment },
-            (Self::InBreak { index }, CaptureMove::Resume) => {
+            (Self::InBreak { index }, CaptureMove::Resume) if index < u32::MAX => {
                 Self::Capturing { segment: index + 1 }
             }
-            (Self::Capturing { segment }, CaptureMove::Finish) => Self::Done {
-                segments: segment + 1,
-            },
+            (Self::Capturing { segment }, CaptureMove::Finish) if segment < u32::MAX => {
+                Self::Done {
+                    segments: segment + 1,
+                }
+            }
             (
                 Self::Idle | Self::Capturing { .. } | Self::InBreak { .. } | Self::Failed,
                 CaptureMove::Fail,
@@ -90,7 +93,7 @@ impl CaptureState {
         match self {
             Self::Capturing { segment } => segment,
             Self::InBreak { index } => index,
-            Self::Done { segments } => segments - 1,
+            Self::Done { segments } => segments.saturating_sub(1),
             Self::Idle | Self::Failed => 0,
         }
     }

@@ -58,6 +58,32 @@ fn too_many_rows_are_refused() {
     assert_eq!(buffers.bytes(), 8 * (6 * 4 + 8));
 }
 
+/// Sizes whose bytes no number counts: a product that wraps would allocate little and hand out
+/// rows past it.
+#[test]
+fn buffers_past_all_memory_are_refused() {
+    let most = usize::MAX;
+    for (row_shape, max_rows) in [
+        (vec![2], most),
+        (vec![], most / 4),
+        (vec![most, 2], 1),
+        (vec![most, 2, 0], 1),
+        (vec![most], 0),
+    ] {
+        let spec = BufferSpec::new("x", row_shape.clone(), DType::F32);
+        let error = FixedBuffers::new(&[spec], max_rows, &Device::Cpu).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("buffer \"x\": no memory for {max_rows} rows of {row_shape:?} of F32")
+        );
+    }
+    assert_eq!(
+        BufferSpec::new("x", [most, 2], DType::F32).row_bytes(),
+        most
+    );
+    assert_eq!(BufferSpec::new("x", [most, 0], DType::F32).row_bytes(), 0);
+}
+
 /// Every refusal in its words.
 #[test]
 fn refusals_say_why() {
@@ -81,6 +107,9 @@ fn refusals_say_why() {
         buffers
             .check(&[hidden.clone(), tensor(&[], DType::I64)])
             .unwrap_err(),
+        buffers
+            .check(&[tensor(&[4, 3, 2], DType::F32), tensor(&[4], DType::I64)])
+            .unwrap_err(),
     ];
     buffers.check(&[hidden, tensor(&[4], DType::I64)]).unwrap();
     let text: Vec<_> = refusals.iter().map(ToString::to_string).collect();
@@ -88,8 +117,9 @@ fn refusals_say_why() {
     no fixed buffer is called "positions"
     two fixed buffers are called "x"
     expected one tensor for each of 2 buffers, got 1
-    buffer "slots" holds [] rows of I64, got [] of U32
-    buffer "slots" holds [] rows of I64, got [1] of I64
-    buffer "slots" holds [] rows of I64, got [] of I64
+    buffer "slots" takes [rows] of I64, got [4] of U32
+    buffer "slots" takes [rows] of I64, got [4, 1] of I64
+    buffer "slots" takes [rows] of I64, got [] of I64
+    buffer "hidden" takes [rows, 2, 3] of F32, got [4, 3, 2] of F32
     "#);
 }

@@ -223,6 +223,24 @@ fn a_plan_for_another_graph_is_refused() {
     );
 }
 
+/// Layers that lose rows are found out; the rows that are left would land at others' places.
+#[test]
+fn fewer_output_rows_than_planned_are_refused() {
+    let policy = ReplayPolicy::PromptTail;
+    let mut model = Model::capture(policy, None, CaptureMode::Piecewise, ROWS, &mixed()).unwrap();
+    model.toy.borrow_mut().forgets = 1;
+    let mode = graph_mode(CaptureMode::Piecewise, ROWS);
+    let mut step = plan(&planner(policy, None), mode, &mixed());
+    let error = model.graph.launch_with(&mut step).unwrap_err();
+    let Error::Break { source, .. } = error else {
+        panic!("{error}");
+    };
+    assert_eq!(
+        source.to_string(),
+        "expected the output of 15 rows of the replay layers, got 14"
+    );
+}
+
 /// Fixed inputs that cannot hold the largest replay graph are found at construction.
 #[test]
 fn inputs_below_the_largest_graph_are_refused() {

@@ -46,6 +46,26 @@ fn giving_up_is_always_possible_and_final() {
     }
 }
 
+/// Numbers of segments end at u32's: one that wraps would call the last segment the first.
+#[test]
+fn more_segments_than_are_counted() {
+    let last = u32::MAX;
+    let state = CaptureState::InBreak { index: last };
+    assert_eq!(
+        state.after(CaptureMove::Resume).unwrap_err().to_string(),
+        "cannot resume a capture that is in break 4294967295"
+    );
+    let state = CaptureState::Capturing { segment: last };
+    assert_eq!(
+        state.after(CaptureMove::Finish).unwrap_err().to_string(),
+        "cannot finish a capture that is capturing segment 4294967295"
+    );
+    let state = state.after(CaptureMove::Break).unwrap();
+    assert_eq!(state.after(CaptureMove::Fail), Ok(CaptureState::Failed));
+    // A state that no capture reaches still has an answer.
+    assert_eq!(CaptureState::Done { segments: 0 }.segment(), 0);
+}
+
 /// Segments are one more than breaks, for any number of breaks.
 #[test]
 fn segments_are_one_more_than_breaks() {

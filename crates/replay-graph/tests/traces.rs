@@ -7,7 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_core::{DType, Device, Tensor};
 use common::{Tape, TapeCapture};
 use replay_graph::{
-    BreakableGraph, BufferSpec, CaptureMode, CaptureOptions, Error, FixedBuffers, Result, Scope,
+    BreakableGraph, BufferSpec, CacheConfig, CaptureMode, CaptureOptions, Error, FixedBuffers,
+    Result, Scope,
 };
 
 type TapeScope<'s> = Scope<'s, (), TapeCapture>;
@@ -311,6 +312,14 @@ fn an_output_that_moves() {
         other => panic!("{other}"),
     }
     graph.launch_with(&mut 0).unwrap();
+}
+
+/// What moves is looked for by default whatever the build, so that a release build does not read
+/// stale memory where a debug build reports an error.
+#[test]
+fn addresses_are_compared_by_default() {
+    assert!(CaptureOptions::default().check_addresses);
+    assert!(CacheConfig::default().check_addresses);
 }
 
 /// On a device without graphs the caller learns so.

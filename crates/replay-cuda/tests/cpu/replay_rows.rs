@@ -226,14 +226,14 @@ fn slots_that_do_not_reach_the_last_row_are_refused() {
     let error = replay_rows_into(query, &step.batch(), &slots, &out).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "replay-rows: slots of the batch has 26 slots, expected one for each of 27 rows of the batch"
+        "replay-rows: slots of the batch: expected one for each of 27 rows of the batch, got 26"
     );
     assert_eq!(u32s(&out.rows), [0; 27]);
     let window = Window::new(8).unwrap();
     let error = pad_rebuilt_slots_into(&step.batch(), window, &[&slots]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "pad-rebuilt-slots: output 0 has 26 slots, expected one for each of 27 rows of the batch"
+        "pad-rebuilt-slots: output 0: expected one for each of 27 rows of the batch, got 26"
     );
     // Requests without a row need no slot, wherever their offsets are.
     let padding = Step::new(&[40, 40], [&[0], &[0], &[0]], &[0]);

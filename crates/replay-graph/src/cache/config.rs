@@ -15,7 +15,8 @@ pub struct CacheConfig {
     pub max_bytes: Option<u64>,
     /// What an error tells to lower when memory runs out.
     pub knob: &'static str,
-    /// As [`CaptureOptions::check_addresses`](crate::CaptureOptions::check_addresses).
+    /// As [`CaptureOptions::check_addresses`](crate::CaptureOptions::check_addresses), and on by
+    /// default too.
     pub check_addresses: bool,
 }
 
@@ -25,7 +26,7 @@ impl Default for CacheConfig {
             max_graphs: 128,
             max_bytes: None,
             knob: "the largest of the capture sizes",
-            check_addresses: cfg!(debug_assertions),
+            check_addresses: true,
         }
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Toy {
     pub(crate) kv: FixedBuffers,
     /// How the layers were run, in order.
     pub(crate) calls: Vec<String>,
+    /// Output rows that an eager run forgets, as a layer with a fault would.
+    pub(crate) forgets: usize,
 }
 
 impl Toy {
@@ -31,6 +33,7 @@ impl Toy {
         Ok(Rc::new(RefCell::new(Self {
             kv: FixedBuffers::new(&[spec], max_rows, device)?,
             calls: Vec::new(),
+            forgets: 0,
         })))
     }
 
@@ -70,12 +73,13 @@ impl ReplayLayers<StepPlan> for Toy {
             return Ok(None);
         }
         let cut = plan.layer(0).running;
-        let within: Vec<u32> = cut
+        let mut within: Vec<u32> = cut
             .indices()
             .zip(0..)
             .filter(|(row, _)| output.indices().any(|kept| kept == *row))
             .map(|(_, at)| at)
             .collect();
+        within.truncate(within.len() - self.forgets);
         let within = Tensor::new(within, inputs[0].device())?;
         let rows = inputs[0].contiguous()?.index_select(&within, 0)?;
         Ok(Some(vec![Self::layers(&rows)?]))
