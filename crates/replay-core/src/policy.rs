@@ -24,10 +24,11 @@ pub enum ReplayPolicy {
     /// Every row: the reference that the others are measured against.
     Off,
     /// The last `min(q, W)` rows of each prefill chunk of `q` rows, as vLLM's decoder replay keeps
-    /// them. Its result depends on how the prompt was cut into chunks.
+    /// them. Which rows run, and so the result, depends on how the prompt was cut into chunks.
     StepTail,
-    /// The last `W` rows of the *prompt*. The result does not depend on the chunks, and a chunk that
-    /// holds none of these rows skips the replay layers.
+    /// The last `W` rows of the *prompt*. Which rows run, and which window KV each of them reads, does
+    /// not depend on the chunks, so results of different chunks agree up to the order in which
+    /// floating-point numbers are added. A chunk that holds none of these rows skips the replay layers.
     #[default]
     PromptTail,
     /// A tail of the prompt that shortens layer by layer, long enough that every row that runs is
@@ -37,7 +38,8 @@ pub enum ReplayPolicy {
 }
 
 impl ReplayPolicy {
-    /// All policies, from the most rows to the fewest guarantees and back to exact.
+    /// All policies: first the reference, then the two that approximate it, then the one that equals
+    /// it.
     pub const ALL: [Self; 4] = [Self::Off, Self::StepTail, Self::PromptTail, Self::Exact];
 
     /// The name that [`FromStr`] takes.

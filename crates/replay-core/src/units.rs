@@ -51,6 +51,8 @@ impl Window {
     /// graph keeps the whole batch although the policy would have dropped some of it. No row that
     /// counts reads their result, but an empty softmax there would put a NaN into the cache.
     ///
+    /// The position is below `u32::MAX`, as all of a sequence are whose length is a `u32`.
+    ///
     /// ```
     /// use replay_core::{Position, Window};
     ///
