@@ -139,11 +139,31 @@ mod stdout {
 /// # Errors
 /// It cannot be read: then the error says where a relative path was looked for. Or it is no UTF-8.
 pub(crate) fn read_text(path: &Path) -> anyhow::Result<String> {
-    let bytes = std::fs::read(path);
+    let bytes = std::fs::File::open(path).and_then(|mut file| read_bytes(&mut file));
     utf8(match absolute(path) {
         Some(at) => bytes.with_context(|| format!("cannot read {at}"))?,
         None => bytes?,
     })
+}
+
+/// Bytes of a text at most. A model takes a million tokens of some bytes each; a device that never
+/// ends would otherwise be read until memory does.
+const MAX_TEXT_BYTES: u64 = 256 << 20;
+
+/// All bytes of a text.
+///
+/// # Errors
+/// They cannot be read, or are more than a text has.
+pub(crate) fn read_bytes(from: &mut dyn Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        return Err(io::Error::other(format!(
+            "expected a text of at most {} MiB, got more",
+            MAX_TEXT_BYTES >> 20
+        )));
+    }
+    Ok(bytes)
 }
 
 /// Text from bytes.

@@ -92,6 +92,10 @@ impl Prompt {
     /// No token, or more tokens than the model has positions.
     pub fn encode(&self, checkpoint: &Checkpoint) -> anyhow::Result<Vec<u32>> {
         let Checkpoint { config, tokenizer } = checkpoint;
+        // Before anything is encoded, which takes memory many times the text's own.
+        tokenizer
+            .check_length(&self.text, config.max_positions)
+            .with_context(|| self.source.to_string())?;
         let ids = match config.bos_token_id {
             Some(bos) => tokenizer.encode_with_bos(bos, &self.text),
             None => tokenizer.encode(&self.text),
@@ -112,9 +116,7 @@ fn read(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<String> {
     if path.as_os_str() != "-" {
         return io::read_text(path);
     }
-    let mut bytes = Vec::new();
-    stdin.read_to_end(&mut bytes)?;
-    io::utf8(bytes)
+    io::utf8(io::read_bytes(stdin)?)
 }
 
 /// Replaces `\n`, `\t` and `\\`; any other backslash stays, so that most texts need no thought.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use deepseek_model::sampler::SamplingConfig;
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::{parse_positive, parse_whole};
 
@@ -80,8 +80,7 @@ impl SamplingArgs {
 }
 
 /// `generation_config.json`, as far as it concerns sampling.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default)]
 struct Recommended {
     do_sample: bool,
     temperature: Option<f64>,
@@ -101,8 +100,14 @@ impl Recommended {
             Err(error) => return Err(error).with_context(|| path.display().to_string()),
         };
         let parse = || {
-            let mut file: Self = serde_json::from_slice(&bytes)?;
-            file.top_k = file.top_k.filter(|k| *k > 0);
+            let fields: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_slice(&bytes)?;
+            let file = Self {
+                do_sample: field(&fields, "do_sample")?.unwrap_or(false),
+                temperature: field(&fields, "temperature")?,
+                top_k: field(&fields, "top_k")?.filter(|k| *k > 0),
+                top_p: field(&fields, "top_p")?,
+            };
             let config = SamplingConfig {
                 temperature: file.temperature.unwrap_or(PLAIN.temperature),
                 top_p: file.top_p.unwrap_or(PLAIN.top_p),
@@ -113,6 +118,15 @@ impl Recommended {
         };
         parse().with_context(|| path.display().to_string())
     }
+}
+
+/// A field; none if it is absent or null.
+fn field<T: DeserializeOwned>(
+    fields: &serde_json::Map<String, serde_json::Value>,
+    name: &'static str,
+) -> anyhow::Result<Option<T>> {
+    let value = fields.get(name).cloned().unwrap_or_default();
+    serde_json::from_value(value).context(name)
 }
 
 fn parse_temperature(text: &str) -> Result<f64, String> {
@@ -172,6 +186,21 @@ mod tests {
             resolve(&none, Some(silent)).unwrap(),
             SamplingConfig::GREEDY
         );
+    }
+
+    #[test]
+    fn a_field_that_cannot_be_used_is_named() {
+        let refuse = |file| {
+            let error = resolve(&SamplingArgs::default(), Some(file)).unwrap_err();
+            let text = format!("{error:#}");
+            text[text.find("generation_config").unwrap()..].to_owned()
+        };
+        insta::assert_snapshot!(refuse(r#"{"top_k": -1}"#), @"generation_config.json: top_k: invalid value: integer `-1`, expected usize");
+        insta::assert_snapshot!(refuse(r#"{"do_sample": "yes"}"#), @r#"generation_config.json: do_sample: invalid type: string "yes", expected a boolean"#);
+        insta::assert_snapshot!(refuse(r#"{"temperature": []}"#), @"generation_config.json: temperature: invalid type: sequence, expected f64");
+        let null = r#"{"do_sample": null, "top_k": null}"#;
+        let greedy = resolve(&SamplingArgs::default(), Some(null)).unwrap();
+        assert_eq!(greedy, SamplingConfig::GREEDY);
     }
 
     #[test]
