@@ -147,9 +147,10 @@ impl ModelArgs {
 
     fn dir(&self) -> anyhow::Result<&Path> {
         let at = io::absolute(&self.model).map_or_else(String::new, |at| format!(" at {at}"));
-        let got = match self.model.exists() {
-            true => "got a file",
-            false => "there is none",
+        let got = if self.model.exists() {
+            "got a file"
+        } else {
+            "there is none"
         };
         ensure!(
             self.model.is_dir(),
