@@ -151,6 +151,12 @@ impl Toolkit {
             format!("{} cannot be put on PATH", self.root.join("bin").display())
         })?;
         variables.push(("PATH", path));
+        // For programs that are run: the libraries of a toolkit from wheels lie where no loader looks.
+        let folders = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty());
+        let folders = env::join_paths(std::iter::once(self.libraries()).chain(folders))
+            .context("LD_LIBRARY_PATH cannot be extended")?;
+        variables.push(("LD_LIBRARY_PATH", folders));
         let capability = match env::var_os("CUDA_COMPUTE_CAP") {
             Some(capability) => Some(checked_capability(capability)?),
             None => compute_capability().map(Into::into),
@@ -265,6 +271,8 @@ mod tests {
         let mut sh = Command::new("sh");
         sh.args(["-c", &format!("{exports}printf %s \"$CUDA_PATH\"")]);
         assert_eq!(shell::read(sh).unwrap(), "/opt/it's here");
+        let libraries = "export LD_LIBRARY_PATH='/opt/it'\\''s here/lib64";
+        assert!(exports.contains(libraries), "{exports}");
         assert_eq!(
             toolkit.to_string(),
             "CUDA toolkit 13.0 (assembled from wheels): /opt/it's here"
