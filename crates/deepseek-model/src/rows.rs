@@ -35,6 +35,24 @@ impl Span {
     pub(crate) fn end_pos(&self) -> usize {
         self.first_pos + self.len
     }
+
+    /// Positions of the rows.
+    pub(crate) fn positions(&self) -> impl Iterator<Item = u32> + use<> {
+        (self.first_pos..self.end_pos()).map(|pos| pos as u32)
+    }
+
+    /// For each row, the row of a ring of `capacity` positions a slot that it is stored at;
+    /// [`PAD_ROW`] for all but the last `capacity`.
+    pub(crate) fn ring_rows(self, capacity: usize) -> impl Iterator<Item = u32> {
+        let kept = self.end_pos().saturating_sub(capacity);
+        (self.first_pos..self.end_pos()).map(move |pos| {
+            if pos < kept {
+                PAD_ROW
+            } else {
+                RowRing::place(capacity, self.slot, pos) as u32
+            }
+        })
+    }
 }
 
 /// A set of packed rows: every request's rows are a suffix of those it has in the step.
@@ -164,6 +182,15 @@ impl Rows {
         (request, span.first_pos + row - span.first_row)
     }
 
+    /// Request and number of every group of `ratio` tokens, aligned to position 0, whose last row is
+    /// among these, in the order of the requests.
+    pub(crate) fn closed_groups(&self, ratio: usize) -> impl Iterator<Item = (usize, usize)> {
+        let spans = self.spans.iter().enumerate();
+        spans.flat_map(move |(request, span)| {
+            (span.first_pos / ratio..span.end_pos() / ratio).map(move |entry| (request, entry))
+        })
+    }
+
     /// Most complete groups of `ratio` tokens that any row sees.
     pub(crate) fn most_entries(&self, ratio: usize) -> usize {
         self.most_tokens / ratio
@@ -183,8 +210,7 @@ impl Rows {
             return Ok(table);
         }
         let made = if self.device.is_cpu() {
-            let positions = self.spans.iter().flat_map(|s| s.first_pos..s.end_pos());
-            frequencies.table(positions.map(|p| p as u32))?
+            frequencies.table(self.spans.iter().flat_map(Span::positions))?
         } else {
             frequencies.table_of(&self.on_device()?.positions)?
         };
@@ -201,8 +227,7 @@ impl Rows {
         if let Some(rows) = self.on_device.get() {
             return Ok(rows);
         }
-        let positions = self.spans.iter().flat_map(|s| s.first_pos..s.end_pos());
-        let positions: Vec<u32> = positions.map(|p| p as u32).collect();
+        let positions: Vec<u32> = self.spans.iter().flat_map(Span::positions).collect();
         let spans = self.spans.iter();
         let spans = spans.flat_map(|s| [s.slot, s.first_row, s.first_pos, s.len]);
         let spans: Vec<u32> = spans.map(|x| x as u32).collect();
@@ -228,14 +253,7 @@ impl Rows {
         }
         let mut list = Vec::with_capacity(self.len());
         for span in &self.spans {
-            let kept = span.end_pos().saturating_sub(capacity);
-            list.extend((span.first_pos..span.end_pos()).map(|pos| {
-                if pos < kept {
-                    PAD_ROW
-                } else {
-                    RowRing::place(capacity, span.slot, pos) as u32
-                }
-            }));
+            list.extend(span.ring_rows(capacity));
         }
         let list = Tensor::new(list, &self.device)?;
         lists.insert(capacity, list.clone());

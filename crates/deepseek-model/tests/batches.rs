@@ -6,9 +6,9 @@ mod common;
 
 use std::sync::LazyLock;
 
-use common::scripts::{POLICIES, Script, TOLERANCE, lone, packed, script};
+use common::scripts::{Script, TOLERANCE, lone, packed, script};
 use common::{assert_close, load};
-use deepseek_model::Model;
+use deepseek_model::{Model, ReplayPolicy};
 use proptest::prelude::*;
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| load("engram-s1", false));
@@ -22,7 +22,7 @@ proptest! {
         scripts in prop::collection::vec(script(), 1..5),
         schedule in prop::collection::vec(1u8..16, 0..8),
     ) {
-        for policy in POLICIES {
+        for policy in ReplayPolicy::ALL {
             let got = packed(&MODEL, &scripts, policy, &schedule);
             for (i, script) in scripts.iter().enumerate() {
                 for (step, want) in lone(&MODEL, script, policy).iter().enumerate() {
@@ -57,7 +57,7 @@ fn every_order_of_three_requests_gives_the_same() {
             keeps_rows: false,
         },
     ];
-    for policy in POLICIES {
+    for policy in ReplayPolicy::ALL {
         let want: Vec<_> = scripts.iter().map(|s| lone(&MODEL, s, policy)).collect();
         for order in [
             [0, 1, 2],

@@ -25,12 +25,6 @@ use deepseek_model::{
 const W: usize = 8;
 const CUT: usize = 5;
 const TIGHT: f32 = 1e-4;
-const POLICIES: [ReplayPolicy; 4] = [
-    ReplayPolicy::Off,
-    ReplayPolicy::StepTail,
-    ReplayPolicy::PromptTail,
-    ReplayPolicy::Exact,
-];
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| load("engram-s1", false));
 static TOKENS: LazyLock<Vec<u32>> = LazyLock::new(|| Expected::load("engram-s1").ids("tokens"));
@@ -106,7 +100,7 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
 /// and 4 rows 12 of 20, and all window KV of the replay layers below it is NaN here.
 #[test]
 fn br_02_unwritten_window_kv_is_never_read() {
-    for policy in POLICIES {
+    for policy in ReplayPolicy::ALL {
         for last in [1, 4, 7, 8, 9, 15] {
             let run = |fill| logits(policy, 16 + last, &[16, last], 10, fill);
             let clean = run(0.0);
@@ -263,7 +257,7 @@ fn compressed_kv_is_complete_under_every_policy() {
         (flat(&entries), flat(&keys))
     };
     for source in [2, CUT] {
-        for policy in POLICIES {
+        for policy in ReplayPolicy::ALL {
             assert_eq!(
                 written(policy, source),
                 written(ReplayPolicy::Off, source),
@@ -416,7 +410,7 @@ fn br_10_every_query_length_works() {
 /// logits after another sequence has used its slot and its pages.
 #[test]
 fn br_11_a_reused_slot_starts_clean() {
-    for policy in POLICIES {
+    for policy in ReplayPolicy::ALL {
         let mut run = new(policy, 20);
         let first = run.prefill(&TOKENS[..20], &[20]);
         for other in [40, 20] {

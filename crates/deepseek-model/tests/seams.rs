@@ -13,12 +13,6 @@ const W: usize = 8;
 const CUT: usize = 5;
 const LAYERS: usize = 9;
 const TIGHT: f32 = 1e-4;
-const POLICIES: [ReplayPolicy; 4] = [
-    ReplayPolicy::Off,
-    ReplayPolicy::StepTail,
-    ReplayPolicy::PromptTail,
-    ReplayPolicy::Exact,
-];
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| load("engram-s1", false));
 static TOKENS: LazyLock<Vec<u32>> = LazyLock::new(|| Expected::load("engram-s1").ids("tokens"));
@@ -62,7 +56,7 @@ fn br_06_the_window_rolls_as_without_replay() {
         };
         let off = rolled(ReplayPolicy::Off);
         let width = off[0][0].len() / W;
-        for policy in POLICIES {
+        for policy in ReplayPolicy::ALL {
             let got = rolled(policy);
             for (step, (got, off)) in got.iter().zip(&off).enumerate() {
                 let what = |layer| {
@@ -129,7 +123,7 @@ fn br_08_a_short_tail_reads_the_chunks_before_it() {
 #[test]
 fn the_same_steps_give_the_same_bits_with_cache_rounding() {
     let model = load("engram-s1", true);
-    for policy in POLICIES {
+    for policy in ReplayPolicy::ALL {
         for chunks in [&[40][..], &[25, 1, 14], &[8; 5]] {
             let run = || {
                 let mut run = Lone::new(&model, policy, 40);

@@ -115,7 +115,13 @@ impl PagedRows {
     /// Row of `data` that holds entry `entry` of the sequence with these pages.
     #[inline]
     pub(crate) fn row(&self, pages: &[u32], entry: usize) -> usize {
-        pages[entry / self.per_page] as usize * self.per_page + entry % self.per_page
+        Self::place(self.per_page, pages, entry)
+    }
+
+    /// As [`Self::row`], with so many entries a page.
+    #[inline]
+    pub(crate) fn place(per_page: usize, pages: &[u32], entry: usize) -> usize {
+        pages[entry / per_page] as usize * per_page + entry % per_page
     }
 
     /// Stores one row of `values` `[groups, width]` for each group.

@@ -37,15 +37,11 @@ pub(crate) struct DeviceGroups {
 impl ClosedGroups {
     /// Groups of `ratio` rows, aligned to position 0, whose last row is among `rows`.
     pub(crate) fn of(rows: &Rows, ratio: usize) -> Self {
-        let mut entries = Vec::new();
-        for (request, span) in rows.spans().iter().enumerate() {
-            entries.extend((span.first_pos / ratio..span.end_pos() / ratio).map(|e| (request, e)));
-        }
         let fixed = rows
             .fixed_lists()
             .and_then(|fixed| fixed.groups.get(&ratio));
         Self {
-            entries,
+            entries: rows.closed_groups(ratio).collect(),
             ratio,
             on_device: fixed.map_or_else(OnceLock::new, |groups| OnceLock::from(groups.clone())),
         }

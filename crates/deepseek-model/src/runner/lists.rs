@@ -8,7 +8,7 @@ use replay_cuda::PAD_ROW;
 
 use crate::{
     Config,
-    cache::{PageLists, RowRing},
+    cache::{PageLists, PagedRows},
     ops::DeviceGroups,
     rows::{DeviceRows, FixedRows, Rows},
 };
@@ -155,20 +155,15 @@ impl StepLists {
             self.put_at(List::Spans, request * 4, numbers.map(|x| x as u32));
             let list = pages.of(request).iter().copied();
             self.put_at(List::Pages, request * width, list);
-            let positions = (span.first_pos..span.end_pos()).map(|p| p as u32);
-            self.put_at(List::Positions, span.first_row, positions);
+            self.put_at(List::Positions, span.first_row, span.positions());
             let requests = std::iter::repeat_n(request as u32, span.len);
             self.put_at(List::Requests, span.first_row, requests);
             for capacity in self.capacities.clone() {
-                let kept = span.end_pos().saturating_sub(capacity);
-                let places = (span.first_pos..span.end_pos()).map(|pos| {
-                    if pos < kept {
-                        PAD_ROW
-                    } else {
-                        RowRing::place(capacity, span.slot, pos) as u32
-                    }
-                });
-                self.put_at(List::Ring(capacity), span.first_row, places);
+                self.put_at(
+                    List::Ring(capacity),
+                    span.first_row,
+                    span.ring_rows(capacity),
+                );
             }
         }
         for ratio in self.ratios.clone() {
@@ -179,13 +174,8 @@ impl StepLists {
 
     fn write_groups(&mut self, ratio: usize, rows: &Rows, pages: &PageLists<'_>) {
         let per_page = self.limits.page_tokens / ratio;
-        let spans = rows.spans().iter().enumerate();
-        let closed = spans.flat_map(|(request, span)| {
-            (span.first_pos / ratio..span.end_pos() / ratio).map(move |entry| (request, entry))
-        });
-        for (at, (request, entry)) in closed.enumerate() {
-            let page = pages.of(request)[entry / per_page] as usize;
-            let pool_row = page * per_page + entry % per_page;
+        for (at, (request, entry)) in rows.closed_groups(ratio).enumerate() {
+            let pool_row = PagedRows::place(per_page, pages.of(request), entry);
             self.put_at(List::Groups(ratio), at * 2, [request as u32, entry as u32]);
             self.put_at(List::GroupPositions(ratio), at, [(entry * ratio) as u32]);
             self.put_at(List::PoolRows(ratio), at, [pool_row as u32]);

@@ -10,13 +10,6 @@ use super::{Lone, flat};
 /// Matrix products of different heights may sum in another order.
 pub const TOLERANCE: f32 = 1e-4;
 
-pub const POLICIES: [ReplayPolicy; 4] = [
-    ReplayPolicy::Off,
-    ReplayPolicy::StepTail,
-    ReplayPolicy::PromptTail,
-    ReplayPolicy::Exact,
-];
-
 /// A request: a prompt in chunks, then decode steps with given tokens.
 #[derive(Debug, Clone)]
 pub struct Script {

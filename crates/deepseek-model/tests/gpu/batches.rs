@@ -2,9 +2,10 @@
 //! without cache rounding.
 
 use candle_core::DType;
+use deepseek_model::ReplayPolicy;
 use proptest::prelude::*;
 
-use crate::common::scripts::{POLICIES, Script, lone, packed, script};
+use crate::common::scripts::{Script, lone, packed, script};
 use crate::common::{assert_close, load, load_on};
 use crate::gpu;
 
@@ -29,7 +30,7 @@ fn any_mix_of_requests_gives_each_its_own_result() {
         prop::collection::vec(1u8..16, 0..8),
     );
     let check = |(scripts, schedule): (Vec<Script>, Vec<u8>)| {
-        for policy in POLICIES {
+        for policy in ReplayPolicy::ALL {
             let got = packed(&model, &scripts, policy, &schedule);
             for (i, script) in scripts.iter().enumerate() {
                 for (step, want) in lone(&cpu, script, policy).iter().enumerate() {

@@ -90,12 +90,7 @@ fn bf16_generates_under_every_policy() {
     let device = gpu();
     let model = load_on(&device, DType::BF16, "v41-demo", true);
     let tokens = Expected::load("v41-demo").ids("tokens");
-    for policy in [
-        ReplayPolicy::Off,
-        ReplayPolicy::StepTail,
-        ReplayPolicy::PromptTail,
-        ReplayPolicy::Exact,
-    ] {
+    for policy in ReplayPolicy::ALL {
         let mut run = Lone::new(&model, policy, tokens.len());
         let last = run.prefill(&tokens, &[256, 256, tokens.len() - 512]);
         let (_, steps) = run.generate(last, 8);

@@ -3,9 +3,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::launch::{
-    ByAct, blocks, by_act, count, dtype, expect, kernel_args, output, run, tensors,
-};
+use super::launch::{ByAct, blocks, by_act, count, expect, kernel_args, output, run, tensors};
 use crate::{
     cache::RowRing,
     ops::{Act, compress::ClosedGroups},
@@ -42,12 +40,12 @@ pub(in crate::ops) fn close_groups(
         candle_core::bail!("{op}: expected rings of one capacity, whole slots of it");
     }
     if groups.is_empty() {
-        return output(&[0, width], dtype(act), device);
+        return output(&[0, width], act.dtype(), device);
     }
     let list = &groups.on_device(device)?.entries;
     let n_groups = list.dim(0)?;
     expect(op, "groups", list, DType::U32, &[n_groups, 2])?;
-    let out = output(&[n_groups, width], dtype(act), device)?;
+    let out = output(&[n_groups, width], act.dtype(), device)?;
     let spans = &rows.on_device()?.spans;
     let requests = spans.dims2()?.0;
     expect(op, "spans", spans, DType::U32, &[requests, 4])?;

@@ -7,8 +7,6 @@ use replay_cuda::{
     kernel::{Grid, Kernel, launch},
 };
 
-use crate::ops::Act;
-
 /// The PTX of each kernel file, made by the build script.
 #[allow(unreachable_pub, missing_docs)]
 pub(super) mod ptx {
@@ -180,12 +178,4 @@ pub(super) fn expect_fours(op: &str, name: &str, tensor: &Tensor, width: usize) 
     candle_core::bail!(
         "{op}: {name}: expected rows of fours, got {width} elements at an offset of {offset}"
     )
-}
-
-/// The dtype in which a device holds activations.
-pub(super) fn dtype(act: Act) -> DType {
-    match act {
-        Act::F32 => DType::F32,
-        Act::Bf16 => DType::BF16,
-    }
 }

@@ -2,10 +2,10 @@
 
 use candle_core::{Result, Tensor};
 
-use super::launch::{dtype, output};
+use super::launch::output;
 use crate::ops::Act;
 
-/// As [`crate::ops::grouped_linear`]. The product is one of the matrix's dtype, with f32 sums.
+/// As [`crate::ops::grouped_linear`]. The product is one of the matrix's  with f32 sums.
 pub(in crate::ops) fn grouped_linear(
     x: &Tensor,
     weight: &Tensor,
@@ -13,7 +13,7 @@ pub(in crate::ops) fn grouped_linear(
     act: Act,
 ) -> Result<Tensor> {
     if x.dim(0)? == 0 {
-        return output(&[0, weight.dim(0)?], dtype(act), x.device());
+        return output(&[0, weight.dim(0)?], act.dtype(), x.device());
     }
     let x = x.to_dtype(weight.dtype())?;
     let (rows, (w_rows, inner)) = (x.dim(0)?, weight.dims2()?);
@@ -25,5 +25,5 @@ pub(in crate::ops) fn grouped_linear(
         let y = x.contiguous()?.matmul(&weight.transpose(1, 2)?)?;
         y.transpose(0, 1)?.contiguous()?.reshape((rows, w_rows))?
     };
-    y.to_dtype(dtype(act))
+    y.to_dtype(act.dtype())
 }

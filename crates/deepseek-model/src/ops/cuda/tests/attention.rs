@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     cache::{PageLists, PagedRows, RowRing},
-    ops::{Act, Choice, EntryKeys, RopeFrequencies, WindowKeys, attention, cuda::launch::dtype},
+    ops::{Act, Choice, EntryKeys, RopeFrequencies, WindowKeys, attention},
     rows::{DeviceRows, Rows},
 };
 
@@ -117,7 +117,7 @@ impl Scene {
                 on(device, self.act, tensor)
             }
         };
-        let held = if cpu { DType::F32 } else { dtype(self.act) };
+        let held = if cpu { DType::F32 } else { self.act.dtype() };
         let ring = RowRing::new(SLOTS, shape.window, shape.dim, (held, device)).unwrap();
         ring.data().slice_set(&place(&self.ring), 0, 0).unwrap();
         let n_pages = self.pages.iter().map(Vec::len).sum::<usize>() + 1;

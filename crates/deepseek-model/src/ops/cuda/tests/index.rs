@@ -14,7 +14,7 @@ use crate::{
     config::CandidateConfig,
     ops::{
         Act, Choice, FaultWord, Faults, IndexKeys, IndexQueries, Level, Site, choose_entries,
-        cuda::launch::dtype, index::Chosen, topk::keep_best,
+        index::Chosen, topk::keep_best,
     },
     rows::{DeviceRows, Rows},
 };
@@ -126,7 +126,7 @@ impl<'a> Scene<'a> {
                 on(device, self.act, tensor)
             }
         };
-        let (content, held) = (place(&self.pool.tensor()), dtype(self.act));
+        let (content, held) = (place(&self.pool.tensor()), self.act.dtype());
         let held = if cpu { DType::F32 } else { held };
         let n_pages = content.dim(0).unwrap() / shape.per_page;
         let pool = PagedRows::new(n_pages, shape.per_page, shape.dim, (held, device)).unwrap();

@@ -13,7 +13,6 @@ mod route;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::launch::dtype;
 use crate::{
     ops::Act,
     pcg::{Pcg64, SeedSequence},
@@ -65,7 +64,7 @@ impl Draw {
 /// A CPU tensor of activations as the device holds it.
 pub(super) fn on(device: &Device, act: Act, tensor: &Tensor) -> Tensor {
     let tensor = tensor.to_device(device).unwrap();
-    tensor.to_dtype(dtype(act)).unwrap()
+    tensor.to_dtype(act.dtype()).unwrap()
 }
 
 /// A CPU tensor of f32 or u32 on the device.
