@@ -6,10 +6,11 @@ use std::num::NonZeroUsize;
 use clap::Parser;
 use deepseek_model::tokenizer::{TextStream, Tokenizer};
 use deepseek_model::{
-    Event, FinishReason, GenerateOptions, Generation, Generator, Graphs, ReplayPolicy,
+    Error, Event, FinishReason, GenerateOptions, Generation, Generator, ReplayPolicy,
 };
 use indicatif::ProgressBar;
 
+use crate::graphs::GraphArgs;
 use crate::io::Io;
 use crate::model::{Checkpoint, ModelArgs, blame};
 use crate::output::{Record, Summary, heading, logprob_table};
@@ -98,22 +99,12 @@ pub struct GenerateArgs {
     /// Print one JSON object per prompt instead of text; --help lists its fields.
     #[arg(long)]
     pub json: bool,
-    /// Which steps run in CUDA graphs on a GPU: off (none) or full (one graph for a step that decodes
-    /// one token of each prompt).
-    #[arg(long, value_enum, default_value_t = GraphsArg::Full)]
-    pub graphs: GraphsArg,
+    /// Which steps run in CUDA graphs.
+    #[command(flatten)]
+    pub graphs: GraphArgs,
     /// Draw, on standard error, which prompt rows ran in which layers.
     #[arg(long)]
     pub explain: bool,
-}
-
-/// `--graphs`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum GraphsArg {
-    /// Every step runs operation by operation.
-    Off,
-    /// Decode steps run as one graph each.
-    Full,
 }
 
 /// Runs the program.
@@ -131,20 +122,15 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let options = args.options(&checkpoint)?;
 
     let model = args.model.load(io.watched)?;
-    let mut generator = Generator::new(&model, ids.clone(), options).map_err(|e| {
-        blame(e, || {
-            format!("--replay {} (off runs every model)", args.replay)
-        })
-    })?;
-    if args.max_new_tokens > 1 {
-        let bar = progress::capture(io.watched);
-        generator.capture(|done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        })?;
-        bar.finish_and_clear();
-    }
     let layers = model.config().layers.len();
+    let mut generator =
+        Generator::new(model, ids.clone(), options).map_err(|error| args.blame(error))?;
+    let bar = progress::capture(io.watched);
+    generator.capture(|done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
     let maps = ids
         .iter()
         .map(|ids| RowMap::new(ids.len(), layers))
@@ -161,6 +147,16 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
 }
 
 impl GenerateArgs {
+    /// Names the flag that a failure to set up is due to.
+    fn blame(&self, error: Error) -> anyhow::Error {
+        if let Some(flag) = self.graphs.to_blame(&error) {
+            return anyhow::Error::from(error).context(flag);
+        }
+        blame(error, || {
+            format!("--replay {} (off runs every model)", self.replay)
+        })
+    }
+
     fn options(&self, checkpoint: &Checkpoint) -> anyhow::Result<GenerateOptions> {
         let chunk = if self.logprobs {
             self.chunk.min(LOGPROB_CHUNK)
@@ -174,10 +170,7 @@ impl GenerateArgs {
             stop_ids: checkpoint.config.eos_token_ids.clone(),
             sampling: self.sampling.resolve(&self.model.model)?,
             logprobs: self.logprobs,
-            graphs: match self.graphs {
-                GraphsArg::Off => Graphs::Off,
-                GraphsArg::Full => Graphs::Full,
-            },
+            runner: self.graphs.options(),
         })
     }
 }
@@ -189,7 +182,7 @@ struct Session<'a> {
     prompts: &'a [Prompt],
     /// Of each prompt.
     ids: &'a [Vec<u32>],
-    generator: Generator<'a>,
+    generator: Generator,
     /// Of each prompt, which rows ran.
     maps: Vec<RowMap>,
 }

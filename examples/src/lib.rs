@@ -4,6 +4,7 @@
 //! drive it without a process: [`generate`] and [`perplexity`]. The other modules are shared.
 
 pub mod generate;
+pub mod graphs;
 pub mod io;
 pub mod model;
 pub mod output;

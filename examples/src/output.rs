@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use deepseek_model::{FinishReason, GenerateSummary, Generation, ReplayPolicy};
+use deepseek_model::{FinishReason, GenerateSummary, Generation, ReplayPolicy, StepCounts};
 use indicatif::HumanCount;
 use serde::Serialize;
 
@@ -174,18 +174,44 @@ impl std::fmt::Display for Summary<'_> {
             write!(f, "; --logprobs reads every row, so none is dropped")?;
         }
         writeln!(f)?;
-        if cost.graph_steps > 0 {
-            let eager = cost.steps - cost.graph_steps;
-            writeln!(
-                f,
-                "graphs   {} in a graph, {} eager; {} dropped rows",
-                count(cost.graph_steps, "step"),
-                HumanCount(eager as u64),
-                HumanCount(cost.trimmed_steps as u64)
-            )?;
-        }
-        Ok(())
+        writeln!(f, "steps    {}", steps(&cost.steps))
     }
+}
+
+/// `1 prefill: eager, dropped rows; 127 decode: 2 eager, 125 full`, without what there was none of.
+fn steps(counts: &StepCounts) -> String {
+    let kinds = [
+        ("prefill", counts.prefill),
+        ("mixed", counts.mixed),
+        ("decode", counts.decode),
+    ];
+    let kinds = kinds.iter().filter(|(_, modes)| modes.total().steps > 0);
+    let kinds = kinds.map(|(kind, modes)| {
+        let total = modes.total();
+        let named = [
+            ("eager", modes.eager),
+            ("piecewise", modes.piecewise),
+            ("full", modes.full),
+        ];
+        let named = named.iter().filter(|(_, count)| count.steps > 0);
+        let named = named.map(|(mode, count)| {
+            if count.steps == total.steps {
+                return (*mode).to_owned();
+            }
+            format!("{} {mode}", HumanCount(count.steps as u64))
+        });
+        let named = named.collect::<Vec<_>>().join(", ");
+        let trimmed = match total.trimmed {
+            0 => String::new(),
+            n if n == total.steps => ", dropped rows".to_owned(),
+            n => format!(", {} dropped rows", HumanCount(n as u64)),
+        };
+        format!(
+            "{} {kind}: {named}{trimmed}",
+            HumanCount(total.steps as u64)
+        )
+    });
+    kinds.collect::<Vec<_>>().join("; ")
 }
 
 /// ` in 0.52 s, 1,969 tokens/s`; nothing of what took no time.
@@ -275,6 +301,8 @@ pub fn score_table(scores: &[Score]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use deepseek_model::{ModeCounts, StepCount};
+
     use super::*;
 
     fn generation() -> Generation {
@@ -323,11 +351,27 @@ mod tests {
 
     #[test]
     fn the_summary_says_what_it_cost() {
+        let of = |steps, trimmed| StepCount { steps, trimmed };
         let cost = GenerateSummary {
             prefill_tokens: 1024,
             prefill_time: Duration::from_millis(520),
             decode_tokens: 63,
             decode_time: Duration::from_secs(2),
+            steps: StepCounts {
+                prefill: ModeCounts {
+                    piecewise: of(3, 3),
+                    eager: of(1, 0),
+                    ..Default::default()
+                },
+                mixed: ModeCounts {
+                    piecewise: of(2, 2),
+                    ..Default::default()
+                },
+                decode: ModeCounts {
+                    full: of(1063, 0),
+                    ..Default::default()
+                },
+            },
             ..Default::default()
         };
         let summary = |chosen, first_tokens: &[u64], logprobs| {
@@ -346,17 +390,26 @@ mod tests {
         prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first token after 530 ms
         decode   63 of 64 tokens in 2.00 s, 31.5 tokens/s; the other came with the prefill
         replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %)
+        steps    4 prefill: 1 eager, 3 piecewise, 3 dropped rows; 2 mixed: piecewise, dropped rows; 1,063 decode: full
         ");
         insta::assert_snapshot!(summary(1065, &[530, 1530], true), @r"
         prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first tokens after 530 ms to 1.53 s
         decode   63 of 1,065 tokens in 2.00 s, 31.5 tokens/s; the other 1,002 came with the prefill
         replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %); --logprobs reads every row, so none is dropped
+        steps    4 prefill: 1 eager, 3 piecewise, 3 dropped rows; 2 mixed: piecewise, dropped rows; 1,063 decode: full
         ");
         // Times that look the same are one time.
         insta::assert_snapshot!(summary(65, &[1530, 1531], false).lines().next().unwrap(), @"prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first tokens after 1.53 s");
         let cost = GenerateSummary {
             prefill_tokens: 1,
             prefill_time: Duration::from_millis(10),
+            steps: StepCounts {
+                prefill: ModeCounts {
+                    eager: of(1, 0),
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
             ..Default::default()
         };
         let one = Summary {
@@ -370,6 +423,7 @@ mod tests {
         insta::assert_snapshot!(one.to_string(), @r"
         prefill  1 token in 10 ms, 100 tokens/s
         replay   off: 0 of 0 row-layers of the prefill ran (0 %)
+        steps    1 prefill: eager
         ");
     }
 

@@ -50,9 +50,15 @@ pub enum Error {
     /// A graph could not be captured or launched.
     #[error(transparent)]
     Graph(#[from] replay_graph::Error),
-    /// Sizes that no graph can be captured for.
+    /// Sizes that no graph of a step can be captured for.
+    #[error("graphs of steps: {0}")]
+    CaptureSizes(#[source] replay_core::CaptureSizesError),
+    /// Sizes that no graph of the replay layers can be captured for.
+    #[error("graphs of the replay layers: {0}")]
+    ReplayCaptureSizes(#[source] replay_core::CaptureSizesError),
+    /// A trim threshold within the window.
     #[error(transparent)]
-    CaptureSizes(#[from] replay_core::CaptureSizesError),
+    Threshold(#[from] replay_core::ThresholdError),
     /// A prompt of a batch is refused.
     #[error("prompt {index}: {source}")]
     Prompt {

@@ -3,14 +3,15 @@
 use std::rc::Rc;
 
 use candle_core::{DType, Module, Tensor};
+use replay_core::GraphMode;
 
 use crate::{
-    KvCache, LayerStats, ModelError, Result, StepOutput, StepRequest, StepStats,
-    cache::{PageLists, Sequence},
+    KvCache, ModelError, Result, StepOutput, StepRequest,
+    cache::{LayerCache, PageLists, Sequence},
     layers::{Observer, RowState, StepContext},
     model::{Model, held_dtype},
-    ops::{Act, FaultWord, collapse_norm},
-    replay::Replay,
+    ops::{Act, Choice, FaultWord, KvStart, collapse_norm},
+    replay::{run_replay, stats},
     rows::Rows,
 };
 
@@ -46,51 +47,44 @@ impl Model {
             .map(|r| cache.sequences.get(r.sequence))
             .collect::<Result<_, _>>()?;
         let all = Rc::new(self.pack(requests, &sequences));
-        let replay = cache.planner.plan(requests, &sequences)?;
+        let replay = cache.planner.plan(GraphMode::None, requests, &sequences)?;
         let pages = PageLists::new(sequences.iter().map(|s| s.pages.as_slice()));
         let engram = self.engram_values(requests, &sequences)?;
-        let ctx = self.context(cache, pages, engram, observer);
+        let ctx = self.context(
+            &cache.layers,
+            cache.faults.as_ref(),
+            pages,
+            engram,
+            observer,
+        );
         let tokens: Vec<u32> = requests.iter().flat_map(|r| r.tokens).copied().collect();
         let mut state = self.embed(&Tensor::new(tokens, &self.options.device)?)?;
-        let mut stats = StepStats {
-            query_rows: all.counts(),
-            layers: Vec::with_capacity(self.layers.len()),
-        };
         let whole = vec![0; requests.len()];
-        let first = replay
-            .as_ref()
-            .map_or(self.layers.len(), Replay::first_layer);
+        let layers = self.layers.len();
+        let first = replay.as_ref().map_or(layers, |replay| replay.first_layer);
         for layer in &self.layers[..first] {
-            let entered = layer.enter(&ctx, state, &all)?;
-            state = layer.run(&ctx, entered, &all, &all, &whole)?;
-            stats.layers.push(LayerStats {
-                written: all.counts(),
-                run: all.counts(),
-            });
+            state = layer.pass(&ctx, state, &all, KvStart::Host(&whole))?;
         }
         let hidden = match &replay {
             None => self.finish(&state)?,
-            Some(replay) => replay.run(
-                &self.layers[first..],
-                &ctx,
-                state,
-                all.clone(),
-                &mut stats,
-                |state| self.finish(state),
-            )?,
+            Some(replay) => {
+                let (layers, rows) = (&self.layers[first..], all.clone());
+                run_replay(replay, layers, &ctx, state, rows, |state| {
+                    self.finish(state)
+                })?
+            }
         };
         ctx.note(|| "final_norm".into(), &hidden);
         let (rows, ranges) = read_rows(requests, &all);
-        let logits = self.head.forward(&select(&hidden, &rows)?, Act::F32)?;
         Ok(StepOutput {
-            logits,
+            logits: self.logits(&select(&hidden, &rows)?)?,
             ranges,
-            stats,
+            stats: stats(&all, layers, replay.as_ref()),
         })
     }
 
     /// `[rows, n, h]` copies of the embedding; the first sublayer reads stream 0.
-    fn embed(&self, tokens: &Tensor) -> Result<RowState> {
+    pub(crate) fn embed(&self, tokens: &Tensor) -> Result<RowState> {
         let (rows, n, h) = (
             tokens.dims1()?,
             self.config.hc_mult,
@@ -114,8 +108,25 @@ impl Model {
         })
     }
 
+    /// A state of one row as it comes to layer `index` on a device: which tensors there are, and their
+    /// shapes.
+    pub(crate) fn state_at(&self, index: usize) -> Result<RowState> {
+        let (config, device) = (&self.config, &self.options.device);
+        let chosen = |width: usize| -> Result<Choice> {
+            let entries = Tensor::zeros((1, width), DType::U32, device)?;
+            Ok(Choice { entries, width })
+        };
+        let mut before = self.config.layers[..index].iter().enumerate();
+        let chooses = before.any(|(i, layer)| layer.index_source == Some(i));
+        let keeps = config.candidates.filter(|c| c.source < index);
+        let mut state = self.embed(&Tensor::zeros(1, DType::U32, device)?)?;
+        state.choice = chooses.then(|| chosen(config.index_topk)).transpose()?;
+        state.candidates = keeps.map(|c| chosen(c.top_blocks)).transpose()?;
+        Ok(state)
+    }
+
     /// The final norm: `[rows, h]`.
-    fn finish(&self, state: &RowState) -> Result<Tensor> {
+    pub(crate) fn finish(&self, state: &RowState) -> Result<Tensor> {
         Ok(collapse_norm(
             &state.streams,
             &state.pre,
@@ -125,28 +136,16 @@ impl Model {
         )?)
     }
 
-    /// The forward of a step whose numbers are on the device, at fixed addresses, and in which no
-    /// row is dropped: logits `[rows, V]` of all its rows.
-    pub(crate) fn forward_fixed(
-        &self,
-        cache: &KvCache,
-        tokens: &Tensor,
-        rows: &Rc<Rows>,
-        pages: PageLists<'_>,
-        engram: Vec<Tensor>,
-    ) -> Result<Tensor> {
-        let ctx = self.context(cache, pages, engram, None);
-        let mut state = self.embed(tokens)?;
-        for layer in &self.layers {
-            let entered = layer.enter(&ctx, state, rows)?;
-            state = layer.run(&ctx, entered, rows, rows, &[])?;
-        }
-        Ok(self.head.forward(&self.finish(&state)?, Act::F32)?)
+    /// f32 logits `[rows, V]` of rows `[rows, h]` of the final norm.
+    pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(self.head.forward(hidden, Act::F32)?)
     }
 
-    fn context<'a>(
+    /// What the layers of a step read, of the cache storage `layers` and `faults`.
+    pub(crate) fn context<'a>(
         &'a self,
-        cache: &'a KvCache,
+        layers: &'a [LayerCache],
+        faults: Option<&'a FaultWord>,
         pages: PageLists<'a>,
         engram: Vec<Tensor>,
         observer: Option<Observer<'a>>,
@@ -157,9 +156,9 @@ impl Model {
             window: self.window,
             round_cache: self.options.round_cache,
             frequencies: &self.frequencies,
-            layers: &cache.layers,
+            layers,
             pages,
-            faults: cache.faults.as_ref(),
+            faults,
             device: &self.options.device,
             engram,
             observer,
@@ -215,7 +214,10 @@ impl Model {
 }
 
 /// Batch rows whose logits are read, and each request's range among them.
-fn read_rows(requests: &[StepRequest<'_>], all: &Rows) -> (Vec<u32>, Vec<std::ops::Range<usize>>) {
+pub(crate) fn read_rows(
+    requests: &[StepRequest<'_>],
+    all: &Rows,
+) -> (Vec<u32>, Vec<std::ops::Range<usize>>) {
     let mut rows = Vec::new();
     let mut ranges = Vec::with_capacity(requests.len());
     for (request, span) in requests.iter().zip(all.spans()) {
@@ -228,6 +230,7 @@ fn read_rows(requests: &[StepRequest<'_>], all: &Rows) -> (Vec<u32>, Vec<std::op
     (rows, ranges)
 }
 
-fn select(hidden: &Tensor, rows: &[u32]) -> Result<Tensor> {
+/// Rows of a tensor, in memory of their own.
+pub(crate) fn select(hidden: &Tensor, rows: &[u32]) -> Result<Tensor> {
     Ok(replay_cuda::gather_rows(&[hidden], rows)?.remove(0))
 }

@@ -12,16 +12,16 @@
 //! - [`tokenizer`], [`sampler`] and [`weights`] stand alone.
 //!
 //! Everything here runs on a CPU in f32, or with activations rounded to bf16, and with the feature
-//! `cuda` on a CUDA device in f32 or bf16. There a [`Runner`] runs decode steps as one graph each.
+//! `cuda` on a CUDA device in f32 or bf16. There a [`Runner`] runs steps in CUDA graphs.
 //!
 //! ```
-//! use std::num::NonZeroUsize;
+//! use std::{num::NonZeroUsize, sync::Arc};
 //!
 //! use deepseek_model::{GenerateOptions, Generator, Model, ModelOptions, ReplayPolicy};
 //! use deepseek_model::{sampler::SamplingConfig, tokenizer::Tokenizer};
 //!
 //! let dir = "tests/data/bf16-s1".as_ref(); // a tiny random checkpoint
-//! let model = Model::load(dir, ModelOptions::default(), &|_progress| {})?;
+//! let model = Arc::new(Model::load(dir, ModelOptions::default(), &|_progress| {})?);
 //!
 //! let tokenizer = Tokenizer::load(dir)?;
 //! let bos = model.config().bos_token_id.expect("this model has one");
@@ -34,9 +34,9 @@
 //!     stop_ids: model.config().eos_token_ids.clone(),
 //!     sampling: SamplingConfig::GREEDY,
 //!     logprobs: false,
-//!     graphs: Default::default(),
+//!     runner: Default::default(),
 //! };
-//! let mut generator = Generator::new(&model, vec![prompt], options)?;
+//! let mut generator = Generator::new(model.clone(), vec![prompt], options)?;
 //! while !generator.is_finished() {
 //!     for event in generator.step()? {
 //!         println!("{event:?}");
@@ -72,13 +72,17 @@ pub mod weights;
 pub use cache::{CacheError, CacheOptions, KvCache, SequenceId, SequenceOptions};
 pub use config::Config;
 pub use error::{Error, Result};
-pub use generate::{Event, FinishReason, GenerateOptions, GenerateSummary, Generation, Generator};
+pub use generate::{
+    Event, FinishReason, GenerateOptions, GenerateSummary, Generation, Generator, ModeCounts,
+    StepCount, StepCounts,
+};
 pub use layers::Observer;
 pub use model::{Model, ModelError, ModelOptions};
 pub use ops::{Rounding, Site, round_groups};
+pub use replay_core::ReplayLaunch;
 pub use replay_core::ReplayPolicy;
 pub use replay_graph::CaptureReport;
-pub use runner::{Graphs, Runner, RunnerOptions, StepMode};
+pub use runner::{Graphs, ReplaySizes, Runner, RunnerOptions, StepMode};
 pub use step::{LayerStats, LogitRows, StepError, StepOutput, StepRequest, StepStats};
 
 /// The README's example, run as a test.

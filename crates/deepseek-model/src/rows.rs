@@ -75,8 +75,8 @@ pub(crate) struct Rows {
     on_device: OnceLock<DeviceRows>,
     /// For each ring capacity, where every row goes; see [`Self::ring_rows`].
     rings: Mutex<HashMap<usize, Tensor>>,
-    /// What else is fixed, if the rows were never on the host.
-    fixed: Option<FixedRows>,
+    /// Groups that rows of a captured step close, by ratio.
+    fixed_groups: HashMap<usize, DeviceGroups>,
 }
 
 /// Rows as kernels read them: lists of u32 on the device.
@@ -92,19 +92,6 @@ pub(crate) struct DeviceRows {
     pub(crate) requests: Tensor,
     /// `[requests, 4]`: cache slot, first row, first position and number of rows of each request.
     pub(crate) spans: Tensor,
-}
-
-/// What rows of a captured step have at fixed addresses, beside [`DeviceRows`].
-#[derive(Debug)]
-#[allow(
-    dead_code,
-    reason = "kernels read it, which a build without CUDA lacks"
-)]
-pub(crate) struct FixedRows {
-    /// First position whose KV each request may read, u32 `[requests]`.
-    pub(crate) kv_start: Tensor,
-    /// Groups that the rows close, by ratio.
-    pub(crate) groups: HashMap<usize, DeviceGroups>,
 }
 
 impl Rows {
@@ -133,19 +120,19 @@ impl Rows {
             on_device: OnceLock::new(),
             rings: Mutex::default(),
             device: device.clone(),
-            fixed: None,
+            fixed_groups: HashMap::new(),
         }
     }
 
     /// Rows of a captured step, whose numbers are written to the device before each launch: `len` of
     /// them, each of which sees at most `most_tokens`. `rings` are those of
-    /// [`Self::ring_rows`], by capacity.
+    /// [`Self::ring_rows`], by capacity; `fixed_groups` by ratio.
     pub(crate) fn fixed(
         device: &Device,
         (len, most_tokens): (usize, usize),
         rows: DeviceRows,
         rings: HashMap<usize, Tensor>,
-        fixed: FixedRows,
+        fixed_groups: HashMap<usize, DeviceGroups>,
     ) -> Self {
         Self {
             device: device.clone(),
@@ -156,7 +143,7 @@ impl Rows {
             tables: Default::default(),
             on_device: OnceLock::from(rows),
             rings: Mutex::new(rings),
-            fixed: Some(fixed),
+            fixed_groups,
         }
     }
 
@@ -239,9 +226,9 @@ impl Rows {
         Ok(self.on_device.get_or_init(|| rows))
     }
 
-    /// What rows of a captured step have at fixed addresses.
-    pub(crate) fn fixed_lists(&self) -> Option<&FixedRows> {
-        self.fixed.as_ref()
+    /// The groups of `ratio` tokens that rows of a captured step close.
+    pub(crate) fn fixed_groups(&self, ratio: usize) -> Option<&DeviceGroups> {
+        self.fixed_groups.get(&ratio)
     }
 
     /// For each row, the row of a ring of `capacity` positions a slot that it is stored at, as u32

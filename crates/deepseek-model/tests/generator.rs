@@ -3,7 +3,10 @@
 
 mod common;
 
-use std::{num::NonZeroUsize, sync::LazyLock};
+use std::{
+    num::NonZeroUsize,
+    sync::{Arc, LazyLock},
+};
 
 use common::{Expected, Lone, assert_close, load};
 use deepseek_model::{
@@ -12,7 +15,7 @@ use deepseek_model::{
     sampler::{SamplingConfig, log_softmax_at},
 };
 
-static DEMO: LazyLock<Model> = LazyLock::new(|| load("v41-demo", false));
+static DEMO: LazyLock<Arc<Model>> = LazyLock::new(|| load("v41-demo", false).into());
 
 fn options(policy: ReplayPolicy, chunk: usize) -> GenerateOptions {
     GenerateOptions {
@@ -22,16 +25,16 @@ fn options(policy: ReplayPolicy, chunk: usize) -> GenerateOptions {
         stop_ids: vec![],
         sampling: SamplingConfig::GREEDY,
         logprobs: false,
-        graphs: deepseek_model::Graphs::default(),
+        runner: deepseek_model::RunnerOptions::default(),
     }
 }
 
 fn run(
-    model: &Model,
+    model: &Arc<Model>,
     prompts: &[Vec<u32>],
     options: GenerateOptions,
 ) -> (Vec<Generation>, Vec<Event>) {
-    let mut generator = Generator::new(model, prompts.to_vec(), options).unwrap();
+    let mut generator = Generator::new(model.clone(), prompts.to_vec(), options).unwrap();
     let mut events = Vec::new();
     while !generator.is_finished() {
         events.extend(generator.step().unwrap());

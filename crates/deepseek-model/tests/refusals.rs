@@ -2,7 +2,10 @@
 
 mod common;
 
-use std::{fmt::Write, sync::LazyLock};
+use std::{
+    fmt::Write,
+    sync::{Arc, LazyLock},
+};
 
 use common::{Lone, checkpoint, load};
 use deepseek_model::{
@@ -10,7 +13,7 @@ use deepseek_model::{
     ReplayPolicy, SequenceOptions, StepRequest, sampler::SamplingConfig,
 };
 
-static MODEL: LazyLock<Model> = LazyLock::new(|| load("bf16-s1", false));
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| load("bf16-s1", false).into());
 
 const OPTIONS: CacheOptions = CacheOptions {
     max_sequences: 2,
@@ -348,9 +351,9 @@ fn generation_stops_at_the_last_position() {
         stop_ids: vec![],
         sampling: SamplingConfig::GREEDY,
         logprobs: false,
-        graphs: deepseek_model::Graphs::default(),
+        runner: deepseek_model::RunnerOptions::default(),
     };
-    let mut generator = Generator::new(&MODEL, vec![prompt], options).unwrap();
+    let mut generator = Generator::new(MODEL.clone(), vec![prompt], options).unwrap();
     while !generator.is_finished() {
         generator.step().unwrap();
     }

@@ -1,13 +1,13 @@
-//! The sizes for which graphs of the replay layers are captured.
+//! The sizes for which graphs are captured.
 
 use alloc::vec::Vec;
 
 use crate::{RowCount, Window};
 
-/// The row counts for which graphs of the replay layers exist: not empty, ascending, without repeats
+/// The row counts for which graphs, of whole steps or of the replay layers, exist: not empty, ascending, without repeats
 /// or zero.
 ///
-/// A replay batch runs in the smallest graph that holds it, and eagerly when none does.
+/// A batch runs in the smallest graph that holds it, and eagerly when none does.
 ///
 /// ```
 /// use replay_core::{CaptureSizes, RowCount};
@@ -102,13 +102,13 @@ impl CaptureSizes {
 #[non_exhaustive]
 pub enum CaptureSizesError {
     /// No size at all.
-    #[error("no size to capture replay graphs for")]
+    #[error("no size to capture graphs for")]
     Empty,
     /// A graph without rows.
-    #[error("a replay graph must hold at least one row, got size 0")]
+    #[error("a graph must hold at least one row, got size 0")]
     Zero,
     /// The runner's buffers are smaller.
-    #[error("replay graph size {size} exceeds the {max_rows} rows that the buffers hold")]
+    #[error("graph size {size} exceeds the {max_rows} rows that the buffers hold")]
     AboveBuffers {
         /// The refused size, in rows.
         size: u32,

@@ -28,6 +28,16 @@ pub trait ReplayLayers<C>: 'static {
     /// What the model's operations fail with.
     fn write_batch_kv(&mut self, inputs: &[Tensor]) -> Result<()>;
 
+    /// What must wait until the rows have run, such as writing the cut's window KV over older rows that
+    /// they read. Captured, after the break.
+    ///
+    /// # Errors
+    ///
+    /// What the model's operations fail with.
+    fn after_break(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Runs the layers on the whole batch, the cut with all that it writes. Captured, in graphs that
     /// do not break.
     ///
@@ -191,11 +201,13 @@ impl<B: Backend> ReplayBreak<B> {
         layers.borrow_mut().write_batch_kv(&inputs)?;
         scope.fixed(&self.0.outputs);
         let outputs = self.0.outputs.all_rows(padded_rows.as_usize())?;
-        let (shared, layers) = (self.0.clone(), layers.clone());
-        scope.eager_break(move |context| {
-            shared.run_break(context, &layers, &inputs, &outputs)?;
+        let (shared, in_break) = (self.0.clone(), layers.clone());
+        let outputs = scope.eager_break(move |context| {
+            shared.run_break(context, &in_break, &inputs, &outputs)?;
             Ok(outputs.clone())
-        })
+        })?;
+        layers.borrow_mut().after_break()?;
+        Ok(outputs)
     }
 }
 

@@ -28,7 +28,8 @@ fn a_single_prompt_streams_the_text_that_json_holds() {
         .lines()
         .map(|line| line.split_whitespace().next())
         .collect();
-    assert_eq!(names, [Some("prefill"), Some("decode"), Some("replay")]);
+    let lines = ["prefill", "decode", "replay", "steps"];
+    assert_eq!(names, lines.map(Some));
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod sequence;
 mod step;
 mod storage;
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
 use replay_core::ReplayPolicy;
@@ -67,7 +67,8 @@ pub(crate) struct SourceCache {
 pub struct KvCache {
     /// Of the model it was made for.
     config: Config,
-    pub(crate) layers: Vec<LayerCache>,
+    /// Shared with graphs, which write to it.
+    pub(crate) layers: Arc<[LayerCache]>,
     pub(crate) pool: PagePool,
     pub(crate) sequences: Sequences,
     pub(crate) planner: ReplayPlanner,
@@ -160,6 +161,11 @@ impl KvCache {
         pages.min(self.sequences.max_positions())
     }
 
+    /// Sequences that it holds at once.
+    pub(crate) fn max_sequences(&self) -> usize {
+        self.sequences.max_sequences()
+    }
+
     /// Whether the cache holds no sequence.
     pub fn is_empty(&self) -> bool {
         self.sequences.is_empty()
@@ -216,7 +222,7 @@ impl KvCache {
     /// # Errors
     /// If a device operation fails.
     pub fn fill(&mut self, value: f32) -> Result<()> {
-        for layer in &self.layers {
+        for layer in self.layers.iter() {
             layer.window.fill(value)?;
             if let Some(source) = &layer.source {
                 source.entries.fill(value)?;

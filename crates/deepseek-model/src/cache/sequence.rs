@@ -79,6 +79,10 @@ impl Sequences {
     }
 
     /// Positions of the model.
+    pub(crate) fn max_sequences(&self) -> usize {
+        self.slots.len()
+    }
+
     pub(crate) fn max_positions(&self) -> usize {
         self.max_positions
     }

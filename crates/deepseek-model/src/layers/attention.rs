@@ -6,7 +6,8 @@ use super::{compressor::Compressor, context::StepContext, indexer::Indexer, stat
 use crate::{
     Result,
     ops::{
-        EntryKeys, Linear, Rounding, WindowKeys, attention, grouped_linear, rms_norm, rotate_heads,
+        EntryKeys, KvStart, Linear, Rounding, WindowKeys, attention, grouped_linear, rms_norm,
+        rotate_heads,
     },
     rows::Rows,
 };
@@ -74,7 +75,7 @@ impl Attention {
         normed: &Tensor,
         (kv, entering): (&Tensor, &Rows),
         running: &Rows,
-        kv_start: &[u32],
+        kv_start: KvStart<'_>,
     ) -> Result<Tensor> {
         let config = ctx.config;
         let schedule = config.layers[layer];

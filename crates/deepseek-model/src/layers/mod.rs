@@ -1,6 +1,6 @@
-//! The decoder layer, in the two halves that bounded replay needs: [`DecoderLayer::enter`] writes
-//! the KV of every row that comes in, [`DecoderLayer::run`] takes the rows that stay through the
-//! rest.
+//! The decoder layer, in the parts that bounded replay needs: [`DecoderLayer::enter`] makes the KV of
+//! every row that comes in, [`DecoderLayer::run`] takes the rows that stay through the rest,
+//! [`DecoderLayer::store`] keeps the window KV for later steps.
 
 mod attention;
 mod build;
@@ -18,9 +18,11 @@ pub(crate) use engram::Engram;
 use moe::Moe;
 pub(crate) use state::{Entered, RowState};
 
+use candle_core::Tensor;
+
 use crate::{
     Result,
-    ops::{Mix, collapse_norm, expand, mix},
+    ops::{KvStart, Mix, collapse_norm, expand, mix},
     rows::Rows,
 };
 
@@ -29,10 +31,10 @@ use crate::{
 pub(crate) struct DecoderLayer {
     index: usize,
     engram: Option<Engram>,
-    attn_norm: candle_core::Tensor,
+    attn_norm: Tensor,
     attn_mix: Mix,
     attention: Attention,
-    ffn_norm: candle_core::Tensor,
+    ffn_norm: Tensor,
     ffn_mix: Mix,
     moe: Moe,
 }
@@ -43,9 +45,23 @@ impl DecoderLayer {
         self.engram.as_ref()
     }
 
-    /// Looks n-grams up, and makes and writes the KV of every entering row. Window KV goes to the
-    /// cache with [`Self::run`] or [`Self::skip`]: until then rows of this step still read the
-    /// older rows that it replaces.
+    /// A layer that all its rows go through: `rows` in, `rows` out.
+    pub(crate) fn pass(
+        &self,
+        ctx: &StepContext<'_>,
+        state: RowState,
+        rows: &Rows,
+        kv_start: KvStart<'_>,
+    ) -> Result<RowState> {
+        let entered = self.enter(ctx, state, rows)?;
+        let kv = entered.kv.clone();
+        let state = self.run(ctx, entered, (rows, rows), kv_start)?;
+        self.store(ctx, &kv, rows)?;
+        Ok(state)
+    }
+
+    /// Looks n-grams up, and makes the window KV of every entering row; a KV source writes
+    /// compressed KV and index keys to the cache. Window KV goes there with [`Self::store`].
     pub(crate) fn enter(
         &self,
         ctx: &StepContext<'_>,
@@ -59,18 +75,23 @@ impl DecoderLayer {
                 &state.streams,
             );
         }
-        let normed = collapse_norm(
-            &state.streams,
-            &state.pre,
-            &self.attn_norm,
-            ctx.config.rms_norm_eps,
-            ctx.act,
-        )?;
+        let normed = self.input(ctx, &state)?;
         ctx.note(|| format!("layers.{}.attn_in", self.index), &normed);
         let kv = self
             .attention
             .write_kv(ctx, self.index, &normed, entering)?;
         Ok(Entered { state, normed, kv })
+    }
+
+    /// The attention's input `[rows, h]`.
+    pub(crate) fn input(&self, ctx: &StepContext<'_>, state: &RowState) -> Result<Tensor> {
+        Ok(collapse_norm(
+            &state.streams,
+            &state.pre,
+            &self.attn_norm,
+            ctx.config.rms_norm_eps,
+            ctx.act,
+        )?)
     }
 
     /// Attention and experts for the `running` rows, which `entered` holds; `entering` are the rows
@@ -79,9 +100,8 @@ impl DecoderLayer {
         &self,
         ctx: &StepContext<'_>,
         entered: Entered,
-        entering: &Rows,
-        running: &Rows,
-        kv_start: &[u32],
+        (entering, running): (&Rows, &Rows),
+        kv_start: KvStart<'_>,
     ) -> Result<RowState> {
         let Entered {
             mut state,
@@ -99,7 +119,6 @@ impl DecoderLayer {
             kv_start,
         )?;
         ctx.note(|| format!("layers.{}.attn_out", self.index), &y);
-        self.skip(ctx, &kv, entering)?;
         let streams = expand(&y, &state.streams, &post_comb, ctx.act)?;
 
         let (ffn_pre, post_comb) = mix(&self.ffn_mix, &streams)?;
@@ -120,13 +139,9 @@ impl DecoderLayer {
         Ok(state)
     }
 
-    /// Stores the window KV of the entering rows, all a layer does when none of them goes on.
-    pub(crate) fn skip(
-        &self,
-        ctx: &StepContext<'_>,
-        kv: &candle_core::Tensor,
-        entering: &Rows,
-    ) -> Result<()> {
+    /// Stores the window KV `[entering rows, D]`. Only after [`Self::run`]: until then rows of this
+    /// step still read the older rows that it replaces.
+    pub(crate) fn store(&self, ctx: &StepContext<'_>, kv: &Tensor, entering: &Rows) -> Result<()> {
         Ok(ctx.layers[self.index].window.store(kv, entering)?)
     }
 }

@@ -28,37 +28,48 @@ pub(crate) struct Entered {
     pub(crate) kv: Tensor,
 }
 
+impl RowState {
+    /// The tensors, those that are there, in a fixed order.
+    pub(crate) fn tensors(&self) -> Vec<Tensor> {
+        let choices = self.choice.iter().chain(&self.candidates);
+        let choices = choices.map(|choice| choice.entries.clone());
+        let wide = [self.streams.clone(), self.pre.clone()];
+        wide.into_iter().chain(choices).collect()
+    }
+
+    /// The same with other rows: `tensors` are as [`Self::tensors`] gives them.
+    ///
+    /// # Panics
+    /// If they are fewer.
+    pub(crate) fn with(&self, tensors: impl IntoIterator<Item = Tensor>) -> Self {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().expect("as many tensors as the state has");
+        let (streams, pre) = (next(), next());
+        let mut choice = |of: &Option<Choice>| {
+            of.as_ref().map(|choice| Choice {
+                entries: next(),
+                width: choice.width,
+            })
+        };
+        Self {
+            streams,
+            pre,
+            choice: choice(&self.choice),
+            candidates: choice(&self.candidates),
+        }
+    }
+}
+
 impl Entered {
     /// Only the given rows (ascending) go on; the window KV stays whole.
     pub(crate) fn gather(&self, rows: &[u32]) -> Result<Self> {
-        let state = &self.state;
-        let mut inputs = vec![&state.streams, &state.pre, &self.normed];
-        inputs.extend(
-            state
-                .choice
-                .iter()
-                .chain(&state.candidates)
-                .map(|c| &c.entries),
-        );
-        let mut outputs = gather_rows(&inputs, rows)?.into_iter();
-        // `gather_rows` returns one tensor per input, in order.
-        let mut next = || outputs.next().expect("as many tensors as were given");
-        let (streams, pre, normed) = (next(), next(), next());
-        let mut choice = |c: &Option<Choice>| {
-            c.as_ref().map(|c| Choice {
-                entries: next(),
-                width: c.width,
-            })
-        };
-        let (entries, candidates) = (choice(&state.choice), choice(&state.candidates));
-        let state = RowState {
-            streams,
-            pre,
-            choice: entries,
-            candidates,
-        };
+        let mut inputs = self.state.tensors();
+        inputs.push(self.normed.clone());
+        let inputs: Vec<&Tensor> = inputs.iter().collect();
+        let mut outputs = gather_rows(&inputs, rows)?;
+        let normed = outputs.pop().expect("a tensor for each that was given");
         Ok(Self {
-            state,
+            state: self.state.with(outputs),
             normed,
             kv: self.kv.clone(),
         })

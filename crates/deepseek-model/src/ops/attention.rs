@@ -25,8 +25,30 @@ pub(crate) struct WindowKeys<'a> {
     pub(crate) ring: &'a RowRing,
     /// Which positions a row reads.
     pub(crate) window: Window,
-    /// For each request, the first position whose KV may be read.
-    pub(crate) kv_start: &'a [u32],
+    /// Which KV may be read.
+    pub(crate) kv_start: KvStart<'a>,
+}
+
+/// For each request, the first position whose window KV may be read in a layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum KvStart<'a> {
+    /// Known to the host.
+    Host(&'a [u32]),
+    /// On the device at a fixed address, u32 `[requests]`, as a captured step has it.
+    #[allow(
+        dead_code,
+        reason = "kernels read it, which a build without CUDA lacks"
+    )]
+    Device(&'a Tensor),
+}
+
+impl<'a> KvStart<'a> {
+    fn host(self) -> Result<&'a [u32]> {
+        match self {
+            Self::Host(starts) => Ok(starts),
+            Self::Device(_) => candle_core::bail!("attention: expected KV bounds on the host"),
+        }
+    }
 }
 
 /// Where the chosen compressed entries lie.
@@ -68,7 +90,7 @@ pub(crate) fn attention(
         let out = cuda::attention(q, rows, window, entries, sink)?;
         return cuda::rotate_heads(&out, dim, rope.device()?, None, true);
     }
-    let rope = rope.host()?;
+    let (rope, kv_start) = (rope.host()?, window.kv_start.host()?);
     let (n_rows, width) = q.dims2()?;
     let dim = window.current.dim(1)?;
     let (q, sink) = (f32s(q)?, f32s(sink)?);
@@ -83,10 +105,9 @@ pub(crate) fn attention(
         keys.clear();
         let (request, pos) = rows.locate(row);
         let span = &window.entering.spans()[request];
-        let seen = window.window.keys(
-            Position::new(pos as u32),
-            Position::new(window.kv_start[request]),
-        );
+        let seen = window
+            .window
+            .keys(Position::new(pos as u32), Position::new(kv_start[request]));
         let first = seen.start as usize;
         for old in first..span.first_pos {
             row_at(&ring, window.ring.row(span.slot, old), keys);

@@ -17,8 +17,8 @@ pub(crate) struct ClosedGroups {
     on_device: OnceLock<DeviceGroups>,
 }
 
-/// Groups as kernels read them: u32 on the device. Rows of a captured step have a place for as many
-/// groups as rows; those that are not closed have no request, `u32::MAX`, and no pool row.
+/// Groups as kernels read them: u32 on the device. Rows of a captured step have places for as many
+/// groups as they can close; those that are not closed have no request, `u32::MAX`, and no pool row.
 #[derive(Debug, Clone)]
 #[allow(
     dead_code,
@@ -37,13 +37,13 @@ pub(crate) struct DeviceGroups {
 impl ClosedGroups {
     /// Groups of `ratio` rows, aligned to position 0, whose last row is among `rows`.
     pub(crate) fn of(rows: &Rows, ratio: usize) -> Self {
-        let fixed = rows
-            .fixed_lists()
-            .and_then(|fixed| fixed.groups.get(&ratio));
         Self {
             entries: rows.closed_groups(ratio).collect(),
             ratio,
-            on_device: fixed.map_or_else(OnceLock::new, |groups| OnceLock::from(groups.clone())),
+            on_device: match rows.fixed_groups(ratio) {
+                Some(groups) => OnceLock::from(groups.clone()),
+                None => OnceLock::new(),
+            },
         }
     }
 

@@ -4,8 +4,8 @@ use std::fmt;
 
 use candle_core::{DType, Device, Result, Tensor};
 
-/// What a device found, read at the end of a step.
-#[derive(Debug)]
+/// What a device found, read at the end of a step. A clone is the same word.
+#[derive(Debug, Clone)]
 pub(crate) struct FaultWord(Tensor);
 
 /// Where in a layer something is chosen by values that may be no numbers.

@@ -29,7 +29,7 @@ mod topk;
 mod view;
 
 pub(crate) use act::Act;
-pub(crate) use attention::{EntryKeys, WindowKeys, attention};
+pub(crate) use attention::{EntryKeys, KvStart, WindowKeys, attention};
 pub(crate) use compress::{ClosedGroups, DeviceGroups, close_groups};
 pub(crate) use engram::engram_gate;
 pub(crate) use experts::{Experts, routed_experts, swiglu};

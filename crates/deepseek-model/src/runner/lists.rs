@@ -10,7 +10,7 @@ use crate::{
     Config,
     cache::{PageLists, PagedRows},
     ops::DeviceGroups,
-    rows::{DeviceRows, FixedRows, Rows},
+    rows::{DeviceRows, Rows},
 };
 
 /// What a list holds, all u32.
@@ -26,15 +26,16 @@ enum List {
     Spans,
     /// `[requests, most pages]`.
     Pages,
-    /// `[requests]`: all zero.
-    KvStart,
+    /// `[requests]`: for the layers before the cut, which read from the start, and for each replay
+    /// layer.
+    KvStart(usize),
     /// `[rows]`, for rings of a capacity.
     Ring(usize),
-    /// `[rows, 2]`, of a ratio.
+    /// `[groups, 2]`, of a ratio.
     Groups(usize),
-    /// `[rows]`, of a ratio.
+    /// `[groups]`, of a ratio.
     GroupPositions(usize),
-    /// `[rows]`, of a ratio.
+    /// `[groups]`, of a ratio.
     PoolRows(usize),
 }
 
@@ -45,7 +46,7 @@ impl List {
             Self::Tokens
             | Self::Positions
             | Self::Spans
-            | Self::KvStart
+            | Self::KvStart(_)
             | Self::GroupPositions(_) => 0,
             Self::Requests | Self::Pages | Self::Groups(_) => u32::MAX,
             Self::Ring(_) | Self::PoolRows(_) => PAD_ROW,
@@ -70,13 +71,18 @@ impl Limits {
     fn pages(self) -> usize {
         self.tokens.div_ceil(self.page_tokens)
     }
+
+    /// Groups of `ratio` tokens that so many rows, of so many requests, can close.
+    fn groups(rows: usize, requests: usize, ratio: usize) -> usize {
+        rows.min(rows / ratio + requests)
+    }
 }
 
 /// All lists, side by side in one tensor, so that one copy writes them.
 #[derive(Debug)]
 pub(super) struct StepLists {
     limits: Limits,
-    /// Ratios of the KV sources, each once.
+    /// Ratios of the KV sources whose groups are listed, each once.
     ratios: Vec<usize>,
     /// Capacities of the rings, each once.
     capacities: Vec<usize>,
@@ -87,7 +93,13 @@ pub(super) struct StepLists {
 }
 
 impl StepLists {
-    pub(super) fn new(config: &Config, limits: Limits, device: &Device) -> Result<Self> {
+    /// Lists of whole steps, with a KV bound for each of `replay_layers` layers.
+    pub(super) fn of_steps(
+        config: &Config,
+        limits: Limits,
+        replay_layers: usize,
+        device: &Device,
+    ) -> Result<Self> {
         let sources = config.layers.iter().enumerate();
         let mut ratios: Vec<usize> = sources
             .filter(|(i, layer)| layer.kv_source == Some(*i))
@@ -100,21 +112,40 @@ impl StepLists {
         capacities.sort_unstable();
         capacities.dedup();
 
-        let Limits { rows, requests, .. } = limits;
         let mut lists = vec![
-            (List::Tokens, rows),
-            (List::Positions, rows),
-            (List::Requests, rows),
-            (List::Spans, requests * 4),
-            (List::Pages, requests * limits.pages()),
-            (List::KvStart, requests),
+            (List::Tokens, limits.rows),
+            (List::Pages, limits.requests * limits.pages()),
         ];
-        lists.extend(capacities.iter().map(|&c| (List::Ring(c), rows)));
+        lists.extend((0..=replay_layers).map(|layer| (List::KvStart(layer), limits.requests)));
         for &ratio in &ratios {
-            lists.push((List::Groups(ratio), rows * 2));
-            lists.push((List::GroupPositions(ratio), rows));
-            lists.push((List::PoolRows(ratio), rows));
+            let groups = Limits::groups(limits.rows, limits.requests, ratio);
+            lists.push((List::Groups(ratio), groups * 2));
+            lists.push((List::GroupPositions(ratio), groups));
+            lists.push((List::PoolRows(ratio), groups));
         }
+        Self::new(limits, ratios, capacities, lists, device)
+    }
+
+    /// Lists of the rows that are kept of a step, in layers that are no KV sources. They have
+    /// neither tokens nor pages nor bounds: those are the step's.
+    pub(super) fn of_kept_rows(config: &Config, limits: Limits, device: &Device) -> Result<Self> {
+        let rings = vec![config.sliding_window];
+        Self::new(limits, Vec::new(), rings, Vec::new(), device)
+    }
+
+    fn new(
+        limits: Limits,
+        ratios: Vec<usize>,
+        capacities: Vec<usize>,
+        mut lists: Vec<(List, usize)>,
+        device: &Device,
+    ) -> Result<Self> {
+        lists.extend([
+            (List::Positions, limits.rows),
+            (List::Requests, limits.rows),
+            (List::Spans, limits.requests * 4),
+        ]);
+        lists.extend(capacities.iter().map(|&c| (List::Ring(c), limits.rows)));
         let (mut places, mut host) = (HashMap::new(), Vec::new());
         for (list, len) in lists {
             places.insert(list, (host.len(), len));
@@ -130,40 +161,51 @@ impl StepLists {
         })
     }
 
+    /// Rows that the lists hold.
+    pub(super) fn most_rows(&self) -> usize {
+        self.limits.rows
+    }
+
+    /// Requests that the lists hold.
+    pub(super) fn most_requests(&self) -> usize {
+        self.limits.requests
+    }
+
     /// Makes every row a pad row, which writes nowhere and reads nothing.
     pub(super) fn clear(&mut self) -> Result<()> {
-        for (list, (start, len)) in &self.places {
-            self.host[*start..start + len].fill(list.padding());
-        }
+        self.pad();
         self.upload()
     }
 
-    /// Writes a step of whole requests: `tokens` are those of `rows`.
+    /// Writes a step, or the rows that are kept of one: `tokens` are those of `rows`, `kv_starts` the
+    /// KV bounds of the replay layers, by layer and request. Lists that these are without take none.
     pub(super) fn write(
         &mut self,
         tokens: &[u32],
         rows: &Rows,
         pages: &PageLists<'_>,
+        kv_starts: &[&[u32]],
     ) -> Result<()> {
-        for (list, (start, len)) in &self.places {
-            self.host[*start..start + len].fill(list.padding());
+        self.pad();
+        self.put(List::Tokens, 0, tokens.iter().copied());
+        for (layer, starts) in kv_starts.iter().enumerate() {
+            self.put(List::KvStart(layer + 1), 0, starts.iter().copied());
         }
         let width = self.limits.pages();
-        self.put(List::Tokens, tokens.iter().copied());
+        let takes_pages = self.places.contains_key(&List::Pages);
         for (request, span) in rows.spans().iter().enumerate() {
             let numbers = [span.slot, span.first_row, span.first_pos, span.len];
-            self.put_at(List::Spans, request * 4, numbers.map(|x| x as u32));
-            let list = pages.of(request).iter().copied();
-            self.put_at(List::Pages, request * width, list);
-            self.put_at(List::Positions, span.first_row, span.positions());
+            self.put(List::Spans, request * 4, numbers.map(|x| x as u32));
+            if takes_pages {
+                let list = pages.of(request).iter().copied();
+                self.put(List::Pages, request * width, list);
+            }
+            self.put(List::Positions, span.first_row, span.positions());
             let requests = std::iter::repeat_n(request as u32, span.len);
-            self.put_at(List::Requests, span.first_row, requests);
+            self.put(List::Requests, span.first_row, requests);
             for capacity in self.capacities.clone() {
-                self.put_at(
-                    List::Ring(capacity),
-                    span.first_row,
-                    span.ring_rows(capacity),
-                );
+                let places = span.ring_rows(capacity);
+                self.put(List::Ring(capacity), span.first_row, places);
             }
         }
         for ratio in self.ratios.clone() {
@@ -176,22 +218,32 @@ impl StepLists {
         let per_page = self.limits.page_tokens / ratio;
         for (at, (request, entry)) in rows.closed_groups(ratio).enumerate() {
             let pool_row = PagedRows::place(per_page, pages.of(request), entry);
-            self.put_at(List::Groups(ratio), at * 2, [request as u32, entry as u32]);
-            self.put_at(List::GroupPositions(ratio), at, [(entry * ratio) as u32]);
-            self.put_at(List::PoolRows(ratio), at, [pool_row as u32]);
+            self.put(List::Groups(ratio), at * 2, [request as u32, entry as u32]);
+            self.put(List::GroupPositions(ratio), at, [(entry * ratio) as u32]);
+            self.put(List::PoolRows(ratio), at, [pool_row as u32]);
         }
     }
 
-    fn put(&mut self, list: List, values: impl IntoIterator<Item = u32>) {
-        self.put_at(list, 0, values);
+    fn pad(&mut self) {
+        for (list, (start, len)) in &self.places {
+            self.host[*start..start + len].fill(list.padding());
+        }
     }
 
-    fn put_at(&mut self, list: List, at: usize, values: impl IntoIterator<Item = u32>) {
+    /// Writes values from place `at` of a list on.
+    ///
+    /// # Panics
+    /// If the list does not hold them.
+    fn put(&mut self, list: List, at: usize, values: impl IntoIterator<Item = u32>) {
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_none() {
+            return;
+        }
         let (start, len) = self.places[&list];
-        let to = &mut self.host[start..start + len][at..];
-        to.iter_mut()
-            .zip(values)
-            .for_each(|(to, value)| *to = value);
+        let mut places = self.host[start..start + len][at..].iter_mut();
+        for value in values {
+            *places.next().expect("a list holds the largest step") = value;
+        }
     }
 
     fn upload(&self) -> Result<()> {
@@ -216,35 +268,38 @@ impl StepLists {
         Ok(PageLists::fixed(table.reshape((requests, width))?))
     }
 
+    /// The first position whose window KV each request may read, `[requests]`: in the layers before
+    /// the cut at 0, in replay layer `i` at `i + 1`.
+    pub(super) fn kv_start(&self, layer: usize, requests: usize) -> Result<Tensor> {
+        self.view(List::KvStart(layer), requests)
+    }
+
     /// The first `n` rows, of `requests` requests.
     pub(super) fn rows(&self, n: usize, requests: usize) -> Result<Rows> {
+        let spans = self.view(List::Spans, requests * 4)?;
         let device_rows = DeviceRows {
             positions: self.view(List::Positions, n)?,
             requests: self.view(List::Requests, n)?,
-            spans: self
-                .view(List::Spans, requests * 4)?
-                .reshape((requests, 4))?,
+            spans: spans.reshape((requests, 4))?,
         };
         let rings = self.capacities.iter();
         let rings = rings.map(|&c| Ok((c, self.view(List::Ring(c), n)?)));
         let groups = self.ratios.iter().map(|&ratio| {
+            let count = Limits::groups(n, requests, ratio);
+            let entries = self.view(List::Groups(ratio), count * 2)?;
             let groups = DeviceGroups {
-                entries: self.view(List::Groups(ratio), n * 2)?.reshape((n, 2))?,
-                positions: self.view(List::GroupPositions(ratio), n)?,
-                pool_rows: Some(self.view(List::PoolRows(ratio), n)?),
+                entries: entries.reshape((count, 2))?,
+                positions: self.view(List::GroupPositions(ratio), count)?,
+                pool_rows: Some(self.view(List::PoolRows(ratio), count)?),
             };
             Ok((ratio, groups))
         });
-        let fixed = FixedRows {
-            kv_start: self.view(List::KvStart, requests)?,
-            groups: groups.collect::<Result<_>>()?,
-        };
         Ok(Rows::fixed(
             self.on_device.device(),
             (n, self.limits.tokens),
             device_rows,
             rings.collect::<Result<_>>()?,
-            fixed,
+            groups.collect::<Result<_>>()?,
         ))
     }
 }
@@ -267,11 +322,16 @@ mod tests {
             tokens: 512,
             page_tokens: 128,
         };
-        let mut lists = StepLists::new(&config, limits, &device).unwrap();
+        let mut lists = StepLists::of_steps(&config, limits, 2, &device).unwrap();
         let rows = Rows::pack(&device, [(2, 129, 1), (0, 6, 3), (1, 8, 1)]);
         let pages: [&[u32]; 3] = [&[4, 9], &[7], &[1]];
         lists
-            .write(&[5, 6, 7, 8, 9], &rows, &PageLists::new(pages))
+            .write(
+                &[5, 6, 7, 8, 9],
+                &rows,
+                &PageLists::new(pages),
+                &[&[0, 0, 0], &[70, 0, 3]],
+            )
             .unwrap();
         let list = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<u32>().unwrap();
         let none = u32::MAX;
@@ -293,7 +353,10 @@ mod tests {
             let got = list(&fixed.ring_rows(capacity).unwrap());
             assert_eq!(got, padded(want, 8, PAD_ROW), "{capacity}");
         }
-        let groups = &fixed.fixed_lists().unwrap().groups[&2];
+        let starts = |layer| list(&lists.kv_start(layer, 4).unwrap());
+        assert_eq!([starts(0), starts(1)], [[0; 4]; 2]);
+        assert_eq!(starts(2), [70, 0, 3, 0]);
+        let groups = fixed.fixed_groups(2).unwrap();
         // Position 129 closes entry 64, on the second page; 6 to 8 close entry 3.
         assert_eq!(&list(&groups.entries)[..6], [0, 64, 1, 3, none, none]);
         assert_eq!(&list(&groups.positions)[..3], [128, 6, 0]);
@@ -301,5 +364,32 @@ mod tests {
         assert_eq!(&pool_rows[..3], [9 * 64, 7 * 64 + 3, PAD_ROW]);
         lists.clear().unwrap();
         assert_eq!(list(&lists.tokens(8).unwrap()), [0; 8]);
+        assert_eq!(list(&lists.kv_start(2, 4).unwrap()), [0; 4]);
+    }
+
+    /// Rows that a break keeps: no tokens, no pages, no groups; only the window's ring.
+    #[test]
+    fn lists_of_kept_rows() {
+        let (config, device) = (config(), Device::Cpu);
+        let limits = Limits {
+            rows: 6,
+            requests: 3,
+            tokens: 512,
+            page_tokens: 128,
+        };
+        let mut lists = StepLists::of_kept_rows(&config, limits, &device).unwrap();
+        let rows = Rows::pack(&device, [(1, 30, 2), (0, 9, 0), (2, 64, 1)]);
+        lists.write(&[], &rows, &PageLists::new([]), &[]).unwrap();
+        let fixed = lists.rows(4, 3).unwrap();
+        let list = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<u32>().unwrap();
+        let got = fixed.on_device().unwrap();
+        assert_eq!(list(&got.positions), [30, 31, 64, 0]);
+        assert_eq!(list(&got.requests), [0, 0, 2, u32::MAX]);
+        assert_eq!(list(&got.spans), [1, 0, 30, 2, 0, 2, 9, 0, 2, 2, 64, 1]);
+        let w = config.sliding_window as u32;
+        let ring = list(&fixed.ring_rows(config.sliding_window).unwrap());
+        assert_eq!(ring, [w + 30 % w, w + 31 % w, 2 * w + 64 % w, PAD_ROW]);
+        assert!(fixed.fixed_groups(2).is_none());
+        assert_eq!(fixed.most_entries(4), 128);
     }
 }

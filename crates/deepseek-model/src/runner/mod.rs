@@ -1,94 +1,96 @@
 //! Runs steps: in CUDA graphs where there is one, else eagerly.
 
-mod decode;
+mod graphs;
 mod lists;
+mod options;
+mod program;
+mod replay;
+mod sizes;
 
-use replay_graph::CaptureReport;
+use std::sync::Arc;
+
+use replay_graph::{CaptureMode, CaptureReport};
+
+pub use options::{Graphs, ReplaySizes, RunnerOptions, StepMode};
 
 use crate::{
     CacheOptions, KvCache, Model, Result, SequenceId, SequenceOptions, StepOutput, StepRequest,
 };
-use decode::DecodeGraphs;
-
-/// Which steps run in CUDA graphs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Graphs {
-    /// None.
-    Off,
-    /// Steps in which every request decodes one token: one graph around the whole forward, padded to
-    /// the next captured number of requests. All other steps run eagerly, and so does everything on
-    /// a CPU.
-    #[default]
-    Full,
-}
-
-/// How a [`Runner`] runs steps.
-#[derive(Debug, Clone, Default)]
-pub struct RunnerOptions {
-    /// Which steps run in CUDA graphs.
-    pub graphs: Graphs,
-    /// Numbers of requests that decode graphs are captured for; empty for the powers of two below
-    /// the most sequences of the cache, and that number.
-    pub capture_sizes: Vec<u32>,
-}
-
-/// How a step ran.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StepMode {
-    /// Operation by operation.
-    Eager,
-    /// In one graph, padded to so many rows.
-    Full {
-        /// Rows of the graph.
-        padded_rows: usize,
-    },
-}
+use graphs::StepGraphs;
+use sizes::Sizes;
 
 /// A model with the cache of its sequences, and the graphs that read both.
 ///
 /// The cache cannot be taken out: graphs know its tensors by address.
 #[derive(Debug)]
-pub struct Runner<'m> {
-    // Dropped first: it reads what comes after it.
-    decode: Option<DecodeGraphs>,
+pub struct Runner {
+    // Dropped first: they read what comes after them. In the order in which they are asked.
+    graphs: Vec<StepGraphs>,
     cache: KvCache,
-    model: &'m Model,
+    model: Arc<Model>,
 }
 
-impl<'m> Runner<'m> {
+impl Runner {
     /// A runner with an empty cache. Captures nothing yet.
     ///
     /// # Errors
-    /// As [`Model::new_cache`]; or a capture size is 0 or above the sequences of the cache.
-    pub fn new(model: &'m Model, cache: CacheOptions, options: &RunnerOptions) -> Result<Self> {
-        let max_sequences = cache.max_sequences;
+    /// As [`Model::new_cache`]; if a size is 0 or above the largest graph, or the trim threshold is
+    /// not above the window; or memory runs out. On a CPU, which has no graphs, the options are
+    /// checked all the same.
+    pub fn new(
+        model: impl Into<Arc<Model>>,
+        cache: CacheOptions,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
+        let model = model.into();
+        let (max_sequences, max_tokens) = (cache.max_sequences, cache.max_tokens);
         let cache = model.new_cache(cache)?;
-        let decode = match options.graphs {
-            Graphs::Full if model.device().is_cuda() => {
-                let sizes = decode::sizes(&options.capture_sizes, max_sequences)?;
-                Some(DecodeGraphs::new(model, &cache, sizes)?)
+        let sizes = Sizes::new(options, model.window, max_sequences, max_tokens)?;
+        let planner = cache
+            .planner
+            .for_graphs(sizes.replay, options.trim_threshold)?;
+        let mut graphs = Vec::new();
+        if model.device().is_cuda() {
+            let modes = [
+                (CaptureMode::Full, sizes.full),
+                (CaptureMode::Piecewise, sizes.piecewise),
+            ];
+            for (mode, sizes) in modes {
+                if options.graphs.has(mode) {
+                    let planner = planner.clone();
+                    graphs.push(StepGraphs::new(&model, &cache, mode, sizes, planner)?);
+                }
             }
-            Graphs::Full | Graphs::Off => None,
-        };
+        }
         Ok(Self {
-            decode,
+            graphs,
             cache,
             model,
         })
     }
 
-    /// Captures all graphs, the largest first; `progress` is told how many are done, of how many.
-    /// Until then steps run eagerly.
+    /// Captures all graphs, the largest of each mode first; `progress` is told how many are done, of
+    /// how many. Until then steps run eagerly.
     ///
     /// # Errors
-    /// If the device cannot capture, or its memory runs out; graphs captured before stay.
-    pub fn capture(&mut self, progress: impl FnMut(usize, usize)) -> Result<CaptureReport> {
-        match &mut self.decode {
-            Some(decode) => decode.capture(self.model, &self.cache, progress),
-            None => Ok(CaptureReport::default()),
+    /// If the device cannot capture, or its memory runs out. Graphs of that mode are then given up,
+    /// and its steps run eagerly.
+    pub fn capture(&mut self, mut progress: impl FnMut(usize, usize)) -> Result<CaptureReport> {
+        let total = self.graphs.iter().map(StepGraphs::count).sum();
+        let (mut report, mut done) = (CaptureReport::default(), 0);
+        for graphs in &mut self.graphs {
+            let of_mode = graphs.capture(|| {
+                done += 1;
+                progress(done, total);
+            })?;
+            report = report.plus(of_mode);
         }
+        Ok(report)
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
     }
 
     /// The cache, to look at.
@@ -112,18 +114,24 @@ impl<'m> Runner<'m> {
         self.cache.remove(id)
     }
 
+    /// As [`KvCache::fill`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fill(&mut self, value: f32) -> Result<()> {
+        self.cache.fill(value)
+    }
+
     /// As [`Model::forward`]; gives how the step ran beside what came of it.
     ///
     /// # Errors
     /// As there, and if a graph cannot be launched.
     pub fn forward(&mut self, requests: &[StepRequest<'_>]) -> Result<(StepOutput, StepMode)> {
-        let cache = &mut self.cache;
-        match &mut self.decode {
-            Some(decode) if decode.takes(cache, requests) => {
-                let model = self.model;
-                model.step(requests, cache, |cache| decode.run(model, cache, requests))
-            }
-            _ => Ok((self.model.forward(requests, cache)?, StepMode::Eager)),
+        let (model, cache) = (&self.model, &mut self.cache);
+        let mut graphs = self.graphs.iter_mut();
+        match graphs.find(|graphs| graphs.takes(cache, requests)) {
+            Some(graphs) => model.step(requests, cache, |cache| graphs.run(model, cache, requests)),
+            None => Ok((model.forward(requests, cache)?, StepMode::Eager)),
         }
     }
 }

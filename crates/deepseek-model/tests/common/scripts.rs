@@ -2,7 +2,10 @@
 
 use std::num::NonZeroU32;
 
-use deepseek_model::{CacheOptions, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest};
+use deepseek_model::{
+    CacheOptions, KvCache, LogitRows, Model, ReplayPolicy, Runner, SequenceId, SequenceOptions,
+    StepOutput, StepRequest,
+};
 use proptest::prelude::*;
 
 use super::{Lone, flat};
@@ -73,26 +76,71 @@ pub fn lone(model: &Model, script: &Script, policy: ReplayPolicy) -> Vec<Vec<f32
     script.steps.iter().map(step).collect()
 }
 
-/// Runs all scripts in one cache. Each number of `schedule` is a step: its bits say which scripts
-/// take part, its remainder how they are rotated. Scripts left over then run one at a time.
+/// What steps are run on.
+pub trait Steps {
+    fn add(&mut self, options: SequenceOptions) -> SequenceId;
+    fn len(&self, id: SequenceId) -> usize;
+    fn step(&mut self, requests: &[StepRequest<'_>]) -> StepOutput;
+}
+
+impl Steps for (&Model, KvCache) {
+    fn add(&mut self, options: SequenceOptions) -> SequenceId {
+        self.1.add(options).unwrap()
+    }
+
+    fn len(&self, id: SequenceId) -> usize {
+        self.1.len(id).unwrap()
+    }
+
+    fn step(&mut self, requests: &[StepRequest<'_>]) -> StepOutput {
+        self.0.forward(requests, &mut self.1).unwrap()
+    }
+}
+
+impl Steps for Runner {
+    fn add(&mut self, options: SequenceOptions) -> SequenceId {
+        Runner::add(self, options).unwrap()
+    }
+
+    fn len(&self, id: SequenceId) -> usize {
+        self.cache().len(id).unwrap()
+    }
+
+    fn step(&mut self, requests: &[StepRequest<'_>]) -> StepOutput {
+        self.forward(requests).unwrap().0
+    }
+}
+
+/// The cache that scripts run in.
+pub fn cache_for(scripts: usize, policy: ReplayPolicy) -> CacheOptions {
+    CacheOptions {
+        max_sequences: scripts,
+        max_tokens: 64 * scripts,
+        policy,
+        sampled_rows: NonZeroU32::MIN,
+    }
+}
+
+/// As [`packed_in`], operation by operation and in a cache full of NaN.
 pub fn packed(
     model: &Model,
     scripts: &[Script],
     policy: ReplayPolicy,
     schedule: &[u8],
 ) -> Vec<Vec<Vec<f32>>> {
-    let options = CacheOptions {
-        max_sequences: scripts.len(),
-        max_tokens: 64 * scripts.len(),
-        policy,
-        sampled_rows: NonZeroU32::MIN,
-    };
-    let mut cache = model.new_cache(options).unwrap();
+    let mut cache = model.new_cache(cache_for(scripts.len(), policy)).unwrap();
     cache.fill(f32::NAN).unwrap();
-    let ids: Vec<_> = scripts
-        .iter()
-        .map(|s| cache.add(s.options()).unwrap())
-        .collect();
+    packed_in(&mut (model, cache), scripts, schedule)
+}
+
+/// Runs all scripts side by side. Each number of `schedule` is a step: its bits say which scripts
+/// take part, its remainder how they are rotated. Scripts left over then run one at a time.
+pub fn packed_in(
+    steps: &mut impl Steps,
+    scripts: &[Script],
+    schedule: &[u8],
+) -> Vec<Vec<Vec<f32>>> {
+    let ids: Vec<_> = scripts.iter().map(|s| steps.add(s.options())).collect();
     let mut results = vec![Vec::new(); scripts.len()];
     let mut run = |chosen: &[usize]| {
         let open = |i: &&usize| results[**i].len() < scripts[**i].steps.len();
@@ -100,10 +148,7 @@ pub fn packed(
         let requests: Vec<_> = chosen
             .iter()
             .map(|&i| {
-                let (start, n) = (
-                    cache.len(ids[i]).unwrap(),
-                    scripts[i].steps[results[i].len()],
-                );
+                let (start, n) = (steps.len(ids[i]), scripts[i].steps[results[i].len()]);
                 let tokens = &scripts[i].tokens[start..start + n];
                 StepRequest {
                     sequence: ids[i],
@@ -115,7 +160,7 @@ pub fn packed(
         if requests.is_empty() {
             return;
         }
-        let output = model.forward(&requests, &mut cache).unwrap();
+        let output = steps.step(&requests);
         for (&i, range) in chosen.iter().zip(&output.ranges) {
             results[i].push(flat(
                 &output.logits.narrow(0, range.start, range.len()).unwrap(),

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::common::scripts::{Script, lone, packed, script};
 use crate::common::{assert_close, load, load_on};
-use crate::gpu;
+use crate::{gpu, small};
 
 /// Two implementations, and sums in other orders.
 const TOLERANCE: f32 = 1e-3;
@@ -19,11 +19,7 @@ fn any_mix_of_requests_gives_each_its_own_result() {
         load("engram-s1", false),
         load_on(&gpu(), DType::F32, "engram-s1", false),
     );
-    let cases = if std::env::var_os("REPLAY_GPU_SMALL").is_some() {
-        1
-    } else {
-        12
-    };
+    let cases = if small() { 1 } else { 12 };
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(cases));
     let inputs = (
         prop::collection::vec(script(), 1..5),

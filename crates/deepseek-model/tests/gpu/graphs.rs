@@ -1,6 +1,6 @@
-//! Decode steps in graphs: the same bits as eager steps.
+//! Decode steps in full graphs: the same bits as eager steps.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, sync::Arc};
 
 use candle_core::DType;
 use deepseek_model::{
@@ -9,14 +9,9 @@ use deepseek_model::{
 };
 
 use crate::common::{flat, greedy, load_on};
-use crate::gpu;
+use crate::{free, gpu, small};
 
-/// Whether a sanitizer watches, under which every access costs many times more.
-fn small() -> bool {
-    std::env::var_os("REPLAY_GPU_SMALL").is_some()
-}
-
-fn runner(model: &Model, sequences: usize, graphs: Graphs) -> Runner<'_> {
+fn runner(model: &Arc<Model>, sequences: usize, graphs: Graphs) -> Runner {
     let cache = CacheOptions {
         max_sequences: sequences,
         max_tokens: 512 * sequences,
@@ -25,9 +20,9 @@ fn runner(model: &Model, sequences: usize, graphs: Graphs) -> Runner<'_> {
     };
     let options = RunnerOptions {
         graphs,
-        capture_sizes: Vec::new(),
+        ..RunnerOptions::default()
     };
-    let mut runner = Runner::new(model, cache, &options).unwrap();
+    let mut runner = Runner::new(model.clone(), cache, &options).unwrap();
     runner.capture(|_, _| ()).unwrap();
     runner
 }
@@ -40,7 +35,7 @@ fn prompts(n: usize) -> Vec<Vec<u32>> {
 }
 
 /// Adds the prompts, one chunk each; the first greedy id of each.
-fn prefill(runner: &mut Runner<'_>, prompts: &[Vec<u32>]) -> Vec<(SequenceId, u32)> {
+fn prefill(runner: &mut Runner, prompts: &[Vec<u32>]) -> Vec<(SequenceId, u32)> {
     let add = |prompt: &Vec<u32>| {
         let options = SequenceOptions {
             prompt_len: prompt.len(),
@@ -60,7 +55,7 @@ fn prefill(runner: &mut Runner<'_>, prompts: &[Vec<u32>]) -> Vec<(SequenceId, u3
 }
 
 /// One decode step of all; their logits, and how it ran.
-fn decode(runner: &mut Runner<'_>, batch: &mut [(SequenceId, u32)]) -> (Vec<f32>, StepMode) {
+fn decode(runner: &mut Runner, batch: &mut [(SequenceId, u32)]) -> (Vec<f32>, StepMode) {
     let tokens: Vec<[u32; 1]> = batch.iter().map(|(_, id)| [*id]).collect();
     let requests = batch.iter().zip(&tokens);
     let requests: Vec<_> = requests
@@ -95,7 +90,7 @@ fn graphs_decode_as_eager_steps_do() {
         (&all[..], 1..=8, 40)
     };
     for &(name, dtype) in models {
-        let model = load_on(&gpu(), dtype, name, true);
+        let model = Arc::new(load_on(&gpu(), dtype, name, true));
         for n in sizes.clone() {
             let prompts = prompts(n);
             let mut eager = runner(&model, 8, Graphs::Off);
@@ -127,7 +122,7 @@ fn graphs_decode_as_eager_steps_do() {
 /// earlier launch is left in the lists (BR-21).
 #[test]
 fn shrinking_and_growing_batches_keep_their_text() {
-    let model = load_on(&gpu(), DType::F32, "engram-s1", true);
+    let model = Arc::new(load_on(&gpu(), DType::F32, "engram-s1", true));
     let prompts = prompts(5);
     let alone: Vec<Vec<u32>> = prompts
         .iter()
@@ -178,21 +173,15 @@ fn shrinking_and_growing_batches_keep_their_text() {
 #[test]
 fn decode_steps_leave_memory_flat() {
     let device = gpu();
-    let model = load_on(&device, DType::F32, "engram-s1", true);
+    let model = Arc::new(load_on(&device, DType::F32, "engram-s1", true));
     let mut graph = runner(&model, 4, Graphs::Full);
     let mut batch = prefill(&mut graph, &prompts(4));
-    let free = || {
-        device.synchronize().unwrap();
-        let device = device.as_cuda_device().unwrap();
-        let stream = device.cuda_stream();
-        stream.context().mem_get_info().unwrap().0
-    };
     let mut after = Vec::new();
     let every = if small() { 5 } else { 100 };
     for step in 0..3 * every {
         decode(&mut graph, &mut batch);
         if step % every == every / 2 {
-            after.push(free());
+            after.push(free(&device));
         }
     }
     assert!(after.windows(2).all(|pair| pair[0] == pair[1]), "{after:?}");

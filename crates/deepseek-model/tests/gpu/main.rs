@@ -12,10 +12,24 @@ mod common;
 mod intercepted;
 
 mod batches;
+mod breaks;
 mod graphs;
 mod reference;
+mod serving;
 
 use candle_core::Device;
+
+/// Whether a sanitizer watches, under which every access costs many times more.
+fn small() -> bool {
+    std::env::var_os("REPLAY_GPU_SMALL").is_some()
+}
+
+/// Bytes that are free on the device, once it has done what it was given.
+fn free(device: &Device) -> usize {
+    device.synchronize().unwrap();
+    let stream = device.as_cuda_device().unwrap().cuda_stream();
+    stream.context().mem_get_info().unwrap().0
+}
 
 /// A stream of the GPU of this machine that can be captured.
 fn gpu() -> Device {

@@ -119,6 +119,15 @@ pub struct CaptureReport {
 }
 
 impl CaptureReport {
+    /// This and another, together.
+    #[must_use]
+    pub const fn plus(mut self, other: Self) -> Self {
+        self.captured += other.captured;
+        self.already += other.already;
+        self.memory = self.memory.plus(other.memory);
+        self
+    }
+
     pub(super) fn add(&mut self, memory: MemoryTaken) {
         self.captured += 1;
         self.memory = self.memory.plus(memory);

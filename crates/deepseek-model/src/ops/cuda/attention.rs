@@ -7,7 +7,7 @@ use super::launch::{
     ByAct, by_act, count, expect, expect_fours, grid, kernel_args, output, run, tensors,
 };
 use crate::{
-    ops::attention::{EntryKeys, WindowKeys},
+    ops::attention::{EntryKeys, KvStart, WindowKeys},
     rows::{DeviceRows, Rows},
 };
 
@@ -95,9 +95,9 @@ pub(super) fn attend(
         rows,
         window,
         spans: &window.entering.on_device()?.spans,
-        kv_start: match window.entering.fixed_lists() {
-            Some(fixed) => fixed.kv_start.clone(),
-            None => Tensor::new(window.kv_start, q.device())?,
+        kv_start: match window.kv_start {
+            KvStart::Device(starts) => starts.clone(),
+            KvStart::Host(starts) => Tensor::new(starts, q.device())?,
         },
         entries: Entries::of(entries, window.current, &rows.positions)?,
         sink,

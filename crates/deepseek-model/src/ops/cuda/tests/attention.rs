@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     cache::{PageLists, PagedRows, RowRing},
-    ops::{Act, Choice, EntryKeys, RopeFrequencies, WindowKeys, attention},
+    ops::{Act, Choice, EntryKeys, KvStart, RopeFrequencies, WindowKeys, attention},
     rows::{DeviceRows, Rows},
 };
 
@@ -138,7 +138,7 @@ impl Scene {
                 entering: &rows(device, &self.requests, |r| r.entering),
                 ring: &ring,
                 window: window(shape),
-                kv_start: &kv_start,
+                kv_start: KvStart::Host(&kv_start),
             },
             entries: (shape.width > 0).then_some(EntryKeys {
                 choice: &choice,

@@ -1,18 +1,22 @@
 //! Generation for a fixed set of prompts: chunked prefill and decode, mixed in packed steps.
 
+mod summary;
+
 use std::{
     num::{NonZeroU32, NonZeroUsize},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use replay_core::ReplayPolicy;
 
 use crate::{
-    CacheError, CacheOptions, CaptureReport, Error, Graphs, LogitRows, Model, Result, Runner,
+    CacheError, CacheOptions, CaptureReport, Error, LogitRows, Model, Result, Runner,
     RunnerOptions, SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
     sampler::{Sampler, SamplingConfig, log_softmax_at},
     tokenizer::check_ids,
 };
+pub use summary::{GenerateSummary, ModeCounts, StepCount, StepCounts};
 
 /// How to generate.
 #[derive(Debug, Clone)]
@@ -29,8 +33,9 @@ pub struct GenerateOptions {
     pub sampling: SamplingConfig,
     /// Whether to give log-probabilities of prompt and output; then every prompt row is kept.
     pub logprobs: bool,
-    /// Which steps run in CUDA graphs, once [`Generator::capture`] was called; none on a CPU.
-    pub graphs: Graphs,
+    /// Which steps run in CUDA graphs, once [`Generator::capture`] was called; none on a CPU. Without
+    /// a number of rows for the largest graph, none is captured that no step of these prompts needs.
+    pub runner: RunnerOptions,
 }
 
 /// Why a generation ended.
@@ -89,29 +94,6 @@ pub struct Generation {
     pub time_to_first_token: Option<Duration>,
 }
 
-/// What all prompts cost together.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GenerateSummary {
-    /// Prompt tokens computed.
-    pub prefill_tokens: usize,
-    /// Time of steps with prefill rows.
-    pub prefill_time: Duration,
-    /// Tokens computed in steps of decode rows alone.
-    pub decode_tokens: usize,
-    /// Time of those steps.
-    pub decode_time: Duration,
-    /// Rows run, summed over layers.
-    pub row_layers: usize,
-    /// The same if no row had been dropped.
-    pub row_layers_without_replay: usize,
-    /// Steps run.
-    pub steps: usize,
-    /// Those of them that ran in a graph.
-    pub graph_steps: usize,
-    /// Those in which rows were dropped.
-    pub trimmed_steps: usize,
-}
-
 /// A prompt on its way.
 struct Run {
     prompt: Vec<u32>,
@@ -132,10 +114,9 @@ impl Run {
 }
 
 /// Generates for a fixed set of prompts, step by step.
-pub struct Generator<'a> {
-    model: &'a Model,
+pub struct Generator {
     options: GenerateOptions,
-    runner: Runner<'a>,
+    runner: Runner,
     runs: Vec<Run>,
     started: Option<Instant>,
     summary: GenerateSummary,
@@ -144,16 +125,21 @@ pub struct Generator<'a> {
     last_prompts: Vec<usize>,
 }
 
-impl<'a> Generator<'a> {
+impl Generator {
     /// Takes the prompts in; computes nothing yet.
     ///
     /// # Errors
     /// [`Error::Prompt`] if a prompt is empty, exceeds the model's positions or has an id that the
     /// model does not know; or there is no prompt, the sampling configuration is refused, or the
     /// model cannot replay and the policy is not `Off`.
-    pub fn new(model: &'a Model, prompts: Vec<Vec<u32>>, options: GenerateOptions) -> Result<Self> {
+    pub fn new(
+        model: impl Into<Arc<Model>>,
+        prompts: Vec<Vec<u32>>,
+        options: GenerateOptions,
+    ) -> Result<Self> {
+        let model = model.into();
         for (index, prompt) in prompts.iter().enumerate() {
-            check_prompt(model, prompt).map_err(|source| Error::Prompt {
+            check_prompt(&model, prompt).map_err(|source| Error::Prompt {
                 index,
                 source: Box::new(source),
             })?;
@@ -174,11 +160,7 @@ impl<'a> Generator<'a> {
         if prompts.is_empty() {
             return Err(Error::NoPrompts);
         }
-        let graphs = RunnerOptions {
-            graphs: options.graphs,
-            ..RunnerOptions::default()
-        };
-        let mut runner = Runner::new(model, cache, &graphs)?;
+        let mut runner = Runner::new(model, cache, &captured(&options, &prompts))?;
         let mut runs = Vec::with_capacity(prompts.len());
         for (index, prompt) in prompts.into_iter().enumerate() {
             let sequence = SequenceOptions {
@@ -199,7 +181,6 @@ impl<'a> Generator<'a> {
             });
         }
         Ok(Self {
-            model,
             options,
             runner,
             runs,
@@ -210,7 +191,7 @@ impl<'a> Generator<'a> {
         })
     }
 
-    /// Captures the graphs that decode steps run in, if the options ask for them and the model is on
+    /// Captures the graphs that steps run in, if the options ask for them and the model is on
     /// a CUDA device; `progress` is told how many are done, of how many.
     ///
     /// # Errors
@@ -287,9 +268,8 @@ impl<'a> Generator<'a> {
             start.elapsed(),
             prefill_rows,
             rows.iter().sum(),
-            output.stats,
+            (output.stats, mode),
         );
-        self.summary.graph_steps += usize::from(mode != StepMode::Eager);
         self.last_prompts = prompts;
         Ok(events)
     }
@@ -305,7 +285,7 @@ impl<'a> Generator<'a> {
     ) -> Result<Vec<Event>> {
         let mut events = Vec::new();
         let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
-        let positions = self.model.config().max_positions;
+        let positions = self.runner.model().config().max_positions;
         for ((&prompt, &rows), range) in prompts.iter().zip(rows).zip(&output.ranges) {
             let run = &mut self.runs[prompt];
             let (done, total) = (self.runner.cache().len(run.sequence)?, run.prompt.len());
@@ -362,7 +342,13 @@ impl<'a> Generator<'a> {
         Ok(events)
     }
 
-    fn count(&mut self, time: Duration, prefill_rows: usize, rows: usize, stats: StepStats) {
+    fn count(
+        &mut self,
+        time: Duration,
+        prefill_rows: usize,
+        rows: usize,
+        (stats, mode): (StepStats, StepMode),
+    ) {
         let summary = &mut self.summary;
         if prefill_rows > 0 {
             summary.prefill_tokens += prefill_rows;
@@ -371,13 +357,24 @@ impl<'a> Generator<'a> {
             summary.decode_tokens += rows;
             summary.decode_time += time;
         }
-        summary.steps += 1;
-        summary.trimmed_steps +=
-            usize::from(stats.row_layers() < stats.row_layers_without_replay());
+        let trimmed = stats.row_layers() < stats.row_layers_without_replay();
+        summary.steps.count((prefill_rows, rows), mode, trimmed);
         summary.row_layers += stats.row_layers();
         summary.row_layers_without_replay += stats.row_layers_without_replay();
         self.last_stats = stats;
     }
+}
+
+/// The options of the runner, with no larger graph than the steps of these prompts need.
+fn captured(options: &GenerateOptions, prompts: &[Vec<u32>]) -> RunnerOptions {
+    let mut runner = options.runner.clone();
+    if runner.max_captured_tokens.is_none() && runner.capture_sizes.is_empty() {
+        let prefill: usize = prompts.iter().map(Vec::len).sum();
+        let most = options.chunk.get().saturating_add(prompts.len());
+        let most = u32::try_from(prefill.min(most)).unwrap_or(u32::MAX);
+        runner.max_captured_tokens = Some(most.min(RunnerOptions::MAX_CAPTURED_TOKENS));
+    }
+    runner
 }
 
 /// What a step would refuse of a prompt, found before anything runs.

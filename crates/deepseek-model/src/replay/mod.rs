@@ -1,0 +1,191 @@
+//! The decoder's side of bounded replay: which rows a step keeps, and its layers as
+//! [`replay_graph`] runs them.
+
+mod walk;
+
+use std::num::NonZeroU32;
+
+use replay_core::{
+    CaptureSizes, GraphMode, LayerSchedule, Planner, PlannerConfig, ReplayLayers, ReplayPolicy,
+    Request, StepPlan, Window,
+};
+
+pub(crate) use walk::{resume, run_replay, subset};
+
+use crate::{Config, LayerStats, Result, StepRequest, StepStats, cache::Sequence, rows::Rows};
+
+/// Plans every step of a cache, under its one policy.
+#[derive(Debug, Clone)]
+pub(crate) struct ReplayPlanner {
+    policy: ReplayPolicy,
+    /// None under `Off`, which any model can run.
+    planner: Option<Planner>,
+}
+
+impl ReplayPlanner {
+    /// # Errors
+    /// If the model cannot replay and the policy is not `Off`.
+    pub(crate) fn new(
+        config: &Config,
+        policy: ReplayPolicy,
+        sampled_rows: NonZeroU32,
+    ) -> Result<Self> {
+        if policy == ReplayPolicy::Off {
+            return Ok(Self {
+                policy,
+                planner: None,
+            });
+        }
+        let planner = Planner::new(PlannerConfig {
+            window: Window::new(config.sliding_window as u32)?,
+            layers: replay_layers(config)?,
+            policy,
+            sampled_rows,
+        });
+        Ok(Self {
+            policy,
+            planner: Some(planner),
+        })
+    }
+
+    pub(crate) fn policy(&self) -> ReplayPolicy {
+        self.policy
+    }
+
+    /// The first position of the prefill chunk `start..end` whose output is sure to be there; `end`
+    /// if none is.
+    pub(crate) fn first_output(&self, start: usize, end: usize, prompt_len: usize) -> usize {
+        let Some(planner) = &self.planner else {
+            return start;
+        };
+        let config = planner.config();
+        let sampled = config.sampled_rows.get() as usize;
+        let kept = sampled.max(config.window.get() as usize);
+        let first = match self.policy {
+            ReplayPolicy::Off => start,
+            ReplayPolicy::StepTail => end.saturating_sub(kept),
+            ReplayPolicy::PromptTail => prompt_len.saturating_sub(kept),
+            ReplayPolicy::Exact => prompt_len.saturating_sub(sampled),
+        };
+        first.clamp(start, end)
+    }
+
+    /// The same, with graphs of these sizes for the replay layers (none: they run eagerly), and
+    /// breaks in graphs of at least so many rows.
+    ///
+    /// # Errors
+    /// If the threshold is not above the window.
+    pub(crate) fn for_graphs(
+        &self,
+        sizes: Option<CaptureSizes>,
+        threshold: Option<u32>,
+    ) -> Result<Self> {
+        let mut planner = self.planner.clone();
+        if let Some(threshold) = threshold {
+            planner = planner
+                .map(|planner| planner.with_trim_threshold(threshold))
+                .transpose()?;
+        }
+        if let Some(sizes) = sizes {
+            planner = planner.map(|planner| planner.with_capture_sizes(sizes));
+        }
+        Ok(Self {
+            policy: self.policy,
+            planner,
+        })
+    }
+
+    /// What plans; `None` under `Off`.
+    pub(crate) fn planner(&self) -> Option<&Planner> {
+        self.planner.as_ref()
+    }
+
+    /// The plan of a step that runs in `mode`; `None` under `Off`.
+    pub(crate) fn plan(
+        &self,
+        mode: GraphMode,
+        requests: &[StepRequest<'_>],
+        sequences: &[&Sequence],
+    ) -> Result<Option<Replay>> {
+        let Some(planner) = &self.planner else {
+            return Ok(None);
+        };
+        let requests: Vec<_> = requests
+            .iter()
+            .zip(sequences)
+            .map(|(request, sequence)| Request {
+                query_len: request.tokens.len() as u32,
+                seq_len: (sequence.len + request.tokens.len()) as u32,
+                prompt_len: sequence.options.prompt_len as u32,
+                replay_start: 0,
+                prefilling: sequence.len < sequence.options.prompt_len,
+                keeps_rows: sequence.options.keeps_rows,
+            })
+            .collect();
+        let mut plan = StepPlan::new();
+        planner.plan_step(mode, &requests, &mut plan)?;
+        Ok(Some(Replay {
+            plan,
+            first_layer: planner.config().layers.first() as usize,
+        }))
+    }
+}
+
+/// Where replay starts in this model.
+///
+/// # Errors
+/// The one reason why it cannot.
+fn replay_layers(config: &Config) -> Result<ReplayLayers> {
+    let ids = |has: fn(usize, &crate::config::LayerSchedule) -> bool| -> Vec<u32> {
+        let layers = config.layers.iter().enumerate();
+        layers
+            .filter(|(i, layer)| has(*i, layer))
+            .map(|(i, _)| i as u32)
+            .collect()
+    };
+    let ratios: Vec<u32> = config
+        .layers
+        .iter()
+        .map(|layer| layer.ratio as u32)
+        .collect();
+    Ok(ReplayLayers::from_schedule(&LayerSchedule {
+        num_layers: config.layers.len() as u32,
+        kv_sources: &ids(|i, layer| layer.kv_source == Some(i)),
+        compress_ratios: &ratios,
+        engram_layers: &ids(|_, layer| layer.engram.is_some()),
+    })?)
+}
+
+/// A step's plan.
+#[derive(Debug)]
+pub(crate) struct Replay {
+    pub(crate) plan: StepPlan,
+    /// The model's layer that is replay layer 0.
+    pub(crate) first_layer: usize,
+}
+
+/// How many rows each of `layers` layers runs in a step of these rows.
+pub(crate) fn stats(all: &Rows, layers: usize, replay: Option<&Replay>) -> StepStats {
+    let query_rows = all.counts();
+    let whole = LayerStats {
+        written: query_rows.clone(),
+        run: query_rows.clone(),
+    };
+    let Some(replay) = replay else {
+        return StepStats {
+            query_rows,
+            layers: vec![whole; layers],
+        };
+    };
+    let requests = query_rows.len();
+    let counts = |rows: &replay_core::RowSet<'_>| {
+        let count = |request| rows.n_rows_of(request).as_usize();
+        (0..requests).map(count).collect()
+    };
+    let mut layers = vec![whole; replay.first_layer];
+    layers.extend(replay.plan.layers().map(|rows| LayerStats {
+        written: counts(&rows.entering),
+        run: counts(&rows.running),
+    }));
+    StepStats { query_rows, layers }
+}

@@ -1,0 +1,203 @@
+//! Whole steps as graphs, by their rows.
+
+use std::{rc::Rc, sync::Arc};
+
+use candle_core::{Device, Tensor};
+use replay_core::{CaptureSizes, GraphMode, ReplayPlan, RowCount, StepPlan};
+use replay_graph::{CacheConfig, CaptureMode, CaptureReport, Error as GraphError, GraphCache};
+
+use super::{StepMode, lists::Limits, program::Program, replay::BreakStep};
+use crate::{
+    KvCache, Model, Result, StepOutput, StepRequest,
+    cache::PageLists,
+    forward::{read_rows, select},
+    replay::{Replay, ReplayPlanner, stats},
+};
+
+/// Graphs of steps in one mode.
+pub(super) struct StepGraphs {
+    // Dropped first: they read what comes after them.
+    graphs: GraphCache<Tensor, BreakStep>,
+    program: Program,
+    mode: CaptureMode,
+    planner: ReplayPlanner,
+    device: Device,
+}
+
+impl StepGraphs {
+    pub(super) fn new(
+        model: &Arc<Model>,
+        cache: &KvCache,
+        mode: CaptureMode,
+        sizes: CaptureSizes,
+        planner: ReplayPlanner,
+    ) -> Result<Self> {
+        let device = model.device().clone();
+        let rows = sizes.largest().as_usize();
+        let limits = Limits {
+            rows,
+            requests: match mode {
+                CaptureMode::Full => rows,
+                CaptureMode::Piecewise => cache.max_sequences(),
+            },
+            tokens: cache.max_sequence_tokens(),
+            page_tokens: cache.pool.page_tokens(),
+        };
+        let mut config = CacheConfig::default().max_graphs(usize::MAX);
+        config.knob = "the capture sizes, or the largest of them";
+        let planner_of_program = match mode {
+            CaptureMode::Full => None,
+            CaptureMode::Piecewise => planner.planner(),
+        };
+        Ok(Self {
+            program: Program::new(model, cache, limits, planner_of_program, config.clone())?,
+            graphs: GraphCache::new(sizes, config),
+            mode,
+            planner,
+            device,
+        })
+    }
+
+    /// How many graphs there will be.
+    pub(super) fn count(&self) -> usize {
+        self.graphs.sizes().as_slice().len() + self.program.replay_sizes()
+    }
+
+    /// Captures all sizes, those of the replay layers first: a step that finds its graph finds
+    /// theirs. The captured runs have pad rows only, so they write to no slot. After an error none is
+    /// left.
+    pub(super) fn capture(&mut self, mut done: impl FnMut()) -> Result<CaptureReport> {
+        let report = self.try_capture(&mut done);
+        if report.is_err() {
+            self.graphs.clear(&self.device)?;
+        }
+        report
+    }
+
+    fn try_capture(&mut self, done: &mut impl FnMut()) -> Result<CaptureReport> {
+        let program = &self.program;
+        program.lists.borrow_mut().clear()?;
+        let report = program.capture_replay(&mut *done)?;
+        // The break of a pass over pad rows has no row to keep.
+        let padded_rows = self.graphs.sizes().largest();
+        let mut step = BreakStep {
+            plan: match self
+                .planner
+                .plan(GraphMode::Piecewise { padded_rows }, &[], &[])?
+            {
+                Some(replay) => replay.plan,
+                None => StepPlan::new(),
+            },
+            rows: Rc::new(program.model().pack(&[], &[])),
+        };
+        let whole = self.graphs.capture_all(
+            &self.device,
+            &[(self.mode, ())],
+            &mut step,
+            |descriptor, scope| {
+                let output = program.run(scope, descriptor.rows);
+                output.map_err(GraphError::program)
+            },
+            |_| done(),
+        )?;
+        Ok(report.plus(whole))
+    }
+
+    /// Whether a graph holds the step.
+    pub(super) fn takes(&self, cache: &KvCache, requests: &[StepRequest<'_>]) -> bool {
+        let decodes = |request: &StepRequest<'_>| {
+            let sequence = cache.sequences.get(request.sequence);
+            request.tokens.len() == 1 && sequence.is_ok_and(|s| s.len >= s.options.prompt_len)
+        };
+        let rows: usize = requests.iter().map(|request| request.tokens.len()).sum();
+        let Ok(rows) = u32::try_from(rows) else {
+            return false;
+        };
+        let descriptor = self.graphs.descriptor(RowCount::new(rows), self.mode, ());
+        descriptor.is_some_and(|descriptor| self.graphs.contains(&descriptor))
+            && (self.mode == CaptureMode::Piecewise || requests.iter().all(decodes))
+    }
+
+    /// Runs a step that it [takes](Self::takes), which was checked.
+    pub(super) fn run(
+        &mut self,
+        model: &Model,
+        cache: &KvCache,
+        requests: &[StepRequest<'_>],
+    ) -> Result<(StepOutput, StepMode)> {
+        let sequences: Vec<_> = requests
+            .iter()
+            .map(|r| cache.sequences.get(r.sequence))
+            .collect::<Result<_, _>>()?;
+        let rows = Rc::new(model.pack(requests, &sequences));
+        let n_rows = RowCount::new(rows.len() as u32);
+        let descriptor = self.graphs.descriptor(n_rows, self.mode, ());
+        let padded_rows = descriptor.expect("the step has a graph").rows;
+        let mode = match self.mode {
+            CaptureMode::Full => GraphMode::Full { padded_rows },
+            CaptureMode::Piecewise => GraphMode::Piecewise { padded_rows },
+        };
+        let replay = self.planner.plan(mode, requests, &sequences)?;
+        let stats = stats(&rows, model.config().layers.len(), replay.as_ref());
+
+        let tokens: Vec<u32> = requests.iter().flat_map(|r| r.tokens).copied().collect();
+        let pages = PageLists::new(sequences.iter().map(|s| s.pages.as_slice()));
+        let kv_starts: Vec<&[u32]> = match (&replay, self.mode) {
+            // Rows of decode read all that their window holds.
+            (_, CaptureMode::Full) | (None, _) => Vec::new(),
+            (Some(replay), CaptureMode::Piecewise) => {
+                replay.plan.layers().map(|rows| rows.kv_start).collect()
+            }
+        };
+        let mut lists = self.program.lists.borrow_mut();
+        lists.write(&tokens, &rows, &pages, &kv_starts)?;
+        drop(lists);
+        self.program
+            .write_engram(&model.engram_values(requests, &sequences)?)?;
+
+        let mode = self.step_mode(padded_rows, replay.as_ref());
+        let mut step = BreakStep {
+            plan: replay.map(|replay| replay.plan).unwrap_or_default(),
+            rows: rows.clone(),
+        };
+        let graph = self.graphs.get(n_rows, self.mode, ());
+        let output = graph
+            .expect("the step has a graph")
+            .launch_with(&mut step)?;
+        let (read, ranges) = read_rows(requests, &rows);
+        let read = select(output, &read)?;
+        let logits = match self.mode {
+            CaptureMode::Full => read,
+            CaptureMode::Piecewise => model.logits(&read)?,
+        };
+        let output = StepOutput {
+            logits,
+            ranges,
+            stats,
+        };
+        Ok((output, mode))
+    }
+
+    fn step_mode(&self, padded_rows: RowCount, replay: Option<&Replay>) -> StepMode {
+        let padded_rows = padded_rows.as_usize();
+        match self.mode {
+            CaptureMode::Full => StepMode::Full { padded_rows },
+            CaptureMode::Piecewise => StepMode::Piecewise {
+                padded_rows,
+                broke: replay.and_then(|replay| match replay.plan.decision() {
+                    ReplayPlan::BreakOut(batch) => Some(batch.launch),
+                    ReplayPlan::WholeBatch | ReplayPlan::EagerTrim(_) => None,
+                }),
+            },
+        }
+    }
+}
+
+impl std::fmt::Debug for StepGraphs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StepGraphs")
+            .field("mode", &self.mode)
+            .field("graphs", &self.graphs)
+            .finish_non_exhaustive()
+    }
+}
