@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
 use crate::model::{Checkpoint, ModelArgs, blame};
-use crate::output::{Record, Summary, heading, logprob_table};
+use crate::output::{Record, Summary, heading, logprob_table, phase_table};
 use crate::picture::{Picture, RowMap};
 use crate::progress;
 use crate::prompts::{Prompt, PromptArgs};
@@ -102,6 +102,10 @@ pub struct GenerateArgs {
     /// Which steps run in CUDA graphs.
     #[command(flatten)]
     pub graphs: GraphArgs,
+    /// Measure where the time of the steps goes, and print it on standard error: on a GPU its own time,
+    /// by events.
+    #[arg(long)]
+    pub profile: bool,
     /// Draw, on standard error, which prompt rows ran in which layers.
     #[arg(long)]
     pub explain: bool,
@@ -170,7 +174,7 @@ impl GenerateArgs {
             stop_ids: checkpoint.config.eos_token_ids.clone(),
             sampling: self.sampling.resolve(&self.model.model)?,
             logprobs: self.logprobs,
-            runner: self.graphs.options(),
+            runner: self.graphs.options(self.profile),
         })
     }
 }
@@ -317,6 +321,7 @@ impl Session<'_> {
             policy: self.args.replay,
             logprobs: self.args.logprobs,
         };
-        write!(err, "{summary}")
+        write!(err, "{summary}")?;
+        write!(err, "{}", phase_table(self.generator.summary()))
     }
 }

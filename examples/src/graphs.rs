@@ -69,8 +69,8 @@ impl FromStr for ReplaySizesArg {
 }
 
 impl GraphArgs {
-    /// What a runner is asked for.
-    pub fn options(&self) -> RunnerOptions {
+    /// What a runner is asked for, with a profile or not.
+    pub fn options(&self, profile: bool) -> RunnerOptions {
         RunnerOptions {
             graphs: match self.graphs {
                 GraphsArg::Off => Graphs::Off,
@@ -85,6 +85,7 @@ impl GraphArgs {
                 .map_or(ReplaySizes::Ladder, |sizes| sizes.0.clone()),
             trim_threshold: self.trim_threshold,
             max_captured_tokens: self.max_captured_tokens.map(std::num::NonZeroU32::get),
+            profile,
         }
     }
 

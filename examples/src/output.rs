@@ -178,6 +178,24 @@ impl std::fmt::Display for Summary<'_> {
     }
 }
 
+/// Where the time of prefill and decode steps went, phase by phase; nothing if it was not measured.
+pub fn phase_table(cost: &GenerateSummary) -> String {
+    let (prefill, decode) = (cost.prefill_phases, cost.decode_phases);
+    if prefill.or(decode).is_none() {
+        return String::new();
+    }
+    let [prefill, decode] = [prefill, decode].map(Option::unwrap_or_default);
+    let ms = |time: Duration| format!("{:.3}", time.as_secs_f64() * 1e3);
+    let mut table = format!("{:<16}{:>12}{:>12}\n", "phase, ms", "prefill", "decode");
+    let phases = prefill.phases().into_iter().zip(decode.phases());
+    let sums = [("total", prefill.total(), decode.total())];
+    let rows = phases.map(|((name, prefill), (_, decode))| (name, prefill, decode));
+    for (name, prefill, decode) in rows.chain(sums) {
+        let _ = writeln!(table, "{name:<16}{:>12}{:>12}", ms(prefill), ms(decode));
+    }
+    table
+}
+
 /// `1 prefill: eager, dropped rows; 127 decode: 2 eager, 125 full`, without what there was none of.
 fn steps(counts: &StepCounts) -> String {
     let kinds = [

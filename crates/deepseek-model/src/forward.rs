@@ -7,10 +7,11 @@ use replay_core::GraphMode;
 
 use crate::{
     KvCache, ModelError, Result, StepOutput, StepRequest,
-    cache::{LayerCache, PageLists, Sequence},
+    cache::{CacheStorage, PageLists, Sequence},
     layers::{Observer, RowState, StepContext},
     model::{Model, held_dtype},
     ops::{Act, Choice, FaultWord, KvStart, collapse_norm},
+    profile::{Mark, Profile},
     replay::{run_replay, stats},
     rows::Rows,
 };
@@ -27,7 +28,12 @@ impl Model {
         cache.reserve(requests, &checked)?;
         let output = run(cache);
         // Taken after a failed step as well, or the next one would be blamed.
-        let fault = cache.faults.as_ref().map(FaultWord::take).transpose();
+        let fault = cache
+            .storage
+            .faults
+            .as_ref()
+            .map(FaultWord::take)
+            .transpose();
         let output = output?;
         if let Some((layer, site)) = fault?.flatten() {
             return Err(ModelError::NotFiniteOnDevice { layer, site }.into());
@@ -40,7 +46,7 @@ impl Model {
         &self,
         requests: &[StepRequest<'_>],
         cache: &KvCache,
-        observer: Option<Observer<'_>>,
+        (observer, profile): (Option<Observer<'_>>, Option<&Profile>),
     ) -> Result<StepOutput> {
         let sequences: Vec<_> = requests
             .iter()
@@ -50,34 +56,35 @@ impl Model {
         let replay = cache.planner.plan(GraphMode::None, requests, &sequences)?;
         let pages = PageLists::new(sequences.iter().map(|s| s.pages.as_slice()));
         let engram = self.engram_values(requests, &sequences)?;
-        let ctx = self.context(
-            &cache.layers,
-            cache.faults.as_ref(),
-            pages,
-            engram,
-            observer,
-        );
+        let mut ctx = self.context(&cache.storage, pages, engram);
+        (ctx.observer, ctx.profile) = (observer, profile);
         let tokens: Vec<u32> = requests.iter().flat_map(|r| r.tokens).copied().collect();
-        let mut state = self.embed(&Tensor::new(tokens, &self.options.device)?)?;
+        let tokens = Tensor::new(tokens, &self.options.device)?;
+        ctx.mark(Mark::Start)?;
+        let mut state = self.embed(&tokens)?;
         let whole = vec![0; requests.len()];
         let layers = self.layers.len();
         let first = replay.as_ref().map_or(layers, |replay| replay.first_layer);
-        for layer in &self.layers[..first] {
-            state = layer.pass(&ctx, state, &all, KvStart::Host(&whole))?;
+        for layer in 0..first {
+            state = self.pass(&ctx, layer, state, &all, KvStart::Host(&whole))?;
         }
         let hidden = match &replay {
-            None => self.finish(&state)?,
+            None => {
+                let hidden = self.finish(&ctx, &state)?;
+                ctx.mark(Mark::Scattered)?;
+                hidden
+            }
             Some(replay) => {
                 let (layers, rows) = (&self.layers[first..], all.clone());
-                run_replay(replay, layers, &ctx, state, rows, |state| {
-                    self.finish(state)
-                })?
+                let finish = |state: &RowState| self.finish(&ctx, state);
+                run_replay(replay, layers, &ctx, state, rows, finish)?
             }
         };
         ctx.note(|| "final_norm".into(), &hidden);
         let (rows, ranges) = read_rows(requests, &all);
+        let logits = self.logits(&ctx, &select(&hidden, &rows)?)?;
         Ok(StepOutput {
-            logits: self.logits(&select(&hidden, &rows)?)?,
+            logits,
             ranges,
             stats: stats(&all, layers, replay.as_ref()),
         })
@@ -125,30 +132,61 @@ impl Model {
         Ok(state)
     }
 
+    /// A layer that all its rows go through: `rows` in, `rows` out.
+    pub(crate) fn pass(
+        &self,
+        ctx: &StepContext<'_>,
+        index: usize,
+        state: RowState,
+        rows: &Rows,
+        kv_start: KvStart<'_>,
+    ) -> Result<RowState> {
+        let (layer, at_cut) = (&self.layers[index], self.cut == Some(index));
+        if at_cut {
+            ctx.mark(Mark::Encoded)?;
+        }
+        let entered = layer.enter(ctx, state, rows)?;
+        if at_cut {
+            ctx.mark(Mark::KvWritten)?;
+            ctx.mark(Mark::Gathered)?;
+        }
+        let kv = entered.kv.clone();
+        let state = layer.run(ctx, entered, (rows, rows), kv_start)?;
+        layer.store(ctx, &kv, rows)?;
+        Ok(state)
+    }
+
     /// The final norm: `[rows, h]`.
-    pub(crate) fn finish(&self, state: &RowState) -> Result<Tensor> {
-        Ok(collapse_norm(
+    pub(crate) fn finish(&self, ctx: &StepContext<'_>, state: &RowState) -> Result<Tensor> {
+        if self.cut.is_none() {
+            ctx.mark(Mark::Encoded)?;
+            ctx.mark(Mark::KvWritten)?;
+            ctx.mark(Mark::Gathered)?;
+        }
+        let hidden = collapse_norm(
             &state.streams,
             &state.pre,
             &self.norm,
             self.config.rms_norm_eps,
             self.act,
-        )?)
+        )?;
+        ctx.mark(Mark::Replayed)?;
+        Ok(hidden)
     }
 
     /// f32 logits `[rows, V]` of rows `[rows, h]` of the final norm.
-    pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        Ok(self.head.forward(hidden, Act::F32)?)
+    pub(crate) fn logits(&self, ctx: &StepContext<'_>, hidden: &Tensor) -> Result<Tensor> {
+        let logits = self.head.forward(hidden, Act::F32)?;
+        ctx.mark(Mark::End)?;
+        Ok(logits)
     }
 
-    /// What the layers of a step read, of the cache storage `layers` and `faults`.
+    /// What the layers of a step read, which nobody observes or profiles.
     pub(crate) fn context<'a>(
         &'a self,
-        layers: &'a [LayerCache],
-        faults: Option<&'a FaultWord>,
+        storage: &'a CacheStorage,
         pages: PageLists<'a>,
         engram: Vec<Tensor>,
-        observer: Option<Observer<'a>>,
     ) -> StepContext<'a> {
         StepContext {
             config: &self.config,
@@ -156,12 +194,13 @@ impl Model {
             window: self.window,
             round_cache: self.options.round_cache,
             frequencies: &self.frequencies,
-            layers,
+            layers: &storage.layers,
             pages,
-            faults,
+            faults: storage.faults.as_ref(),
             device: &self.options.device,
             engram,
-            observer,
+            observer: None,
+            profile: None,
         }
     }
 

@@ -61,6 +61,7 @@ mod layers;
 mod model;
 mod ops;
 mod pcg;
+mod profile;
 mod replay;
 mod rows;
 mod runner;
@@ -79,6 +80,7 @@ pub use generate::{
 pub use layers::Observer;
 pub use model::{Model, ModelError, ModelOptions};
 pub use ops::{Rounding, Site, round_groups};
+pub use profile::PhaseTimes;
 pub use replay_core::ReplayLaunch;
 pub use replay_core::ReplayPolicy;
 pub use replay_graph::CaptureReport;

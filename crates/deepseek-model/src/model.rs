@@ -11,6 +11,8 @@ use crate::{
     engram::{NgramHasher, TokenMap},
     layers::{DecoderLayer, Observer},
     ops::{Act, Linear, RopeFrequencies, Site},
+    profile::Profile,
+    replay,
     tokenizer::Tokenizer,
     weights::{LoadOptions, LoadProgress, Weights},
 };
@@ -80,6 +82,8 @@ pub struct Model {
     pub(crate) options: ModelOptions,
     pub(crate) act: Act,
     pub(crate) window: Window,
+    /// The layer that replay starts at, of a model that can.
+    pub(crate) cut: Option<usize>,
     pub(crate) frequencies: [RopeFrequencies; 2],
     pub(crate) hasher: Option<NgramHasher>,
     pub(crate) embed: Embedding,
@@ -121,6 +125,7 @@ impl Model {
             .collect::<Result<_, _>>()?;
         Ok(Self {
             act,
+            cut: replay::first_layer(&config),
             window: Window::new(config.sliding_window as u32)?,
             frequencies: [
                 RopeFrequencies::new(&config, false, &options.device)?,
@@ -241,8 +246,18 @@ impl Model {
         cache: &mut KvCache,
         observer: Option<Observer<'_>>,
     ) -> Result<StepOutput> {
+        self.forward_watched(requests, cache, (observer, None))
+    }
+
+    /// As [`Self::forward`], with an observer or a profile.
+    pub(crate) fn forward_watched(
+        &self,
+        requests: &[StepRequest<'_>],
+        cache: &mut KvCache,
+        watch: (Option<Observer<'_>>, Option<&Profile>),
+    ) -> Result<StepOutput> {
         self.step(requests, cache, |cache| {
-            let run = || self.run(requests, cache, observer);
+            let run = || self.run(requests, cache, watch);
             if self.options.device.is_cpu() {
                 // Inside the pool, the many small parallel loops start without a hand-over.
                 rayon::scope(|_| run())

@@ -1,5 +1,7 @@
 //! Stands in for the driver in a build without the feature `cuda`: every capture is refused.
 
+use std::time::Duration;
+
 use candle_core::{CudaStorage, Device};
 
 use crate::{Backend, CaptureOptions, DeviceMemory, Error, NodeCounts, Result, Segment, StreamKey};
@@ -61,6 +63,24 @@ impl Segment for DeviceSegment {
 
 pub(crate) fn address(_: &CudaStorage) -> Result<u64> {
     Err(Error::NoCuda)
+}
+
+/// Points in the work of a CUDA device. There is none in this build.
+#[derive(Debug)]
+pub(crate) enum Events {}
+
+impl Events {
+    pub(crate) fn new(_: usize, device: &Device) -> Result<Self> {
+        Err(refused(device))
+    }
+
+    pub(crate) fn mark(&self, _: usize) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn between(&self, _: usize, _: usize) -> Result<Duration> {
+        match *self {}
+    }
 }
 
 fn refused(device: &Device) -> Error {

@@ -275,6 +275,14 @@ pub enum Error {
         /// What failed.
         source: Box<Error>,
     },
+    /// A point in time that [`Marks`](crate::Marks) does not have.
+    #[error("point {point} of {count} is none, or was not marked")]
+    NoMark {
+        /// The point.
+        point: usize,
+        /// How many points there are.
+        count: usize,
+    },
     /// A driver call failed.
     #[error("{label}: {op} failed ({status})")]
     Driver {

@@ -28,6 +28,16 @@ pub trait ReplayLayers<C>: 'static {
     /// What the model's operations fail with.
     fn write_batch_kv(&mut self, inputs: &[Tensor]) -> Result<()>;
 
+    /// Told in each break what has been done; once for each phase, also where there was nothing to do.
+    /// Not captured.
+    ///
+    /// # Errors
+    ///
+    /// What the model's operations fail with.
+    fn break_phase(&mut self, _done: BreakPhase) -> Result<()> {
+        Ok(())
+    }
+
     /// What must wait until the rows have run, such as writing the cut's window KV over older rows that
     /// they read. Captured, after the break.
     ///
@@ -71,6 +81,17 @@ pub trait ReplayLayers<C>: 'static {
     ///
     /// What the model's operations fail with.
     fn run_padded(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+}
+
+/// What a break does, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BreakPhase {
+    /// The rows that are kept have been gathered.
+    Gathered,
+    /// The layers have run on them.
+    Run,
+    /// The results are where their rows were.
+    Scattered,
 }
 
 /// Runs replay layers where a graph breaks, and knows none of their tensors by name.
@@ -233,23 +254,31 @@ impl<B: Backend> Shared<B> {
             _ => None,
         };
         let results = match (step.launch, graphs) {
-            (ReplayLaunch::Skip, _) => None,
+            (ReplayLaunch::Skip, _) => {
+                layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
+                None
+            }
             (_, Some((graphs, padded_rows))) => {
                 let graphs = &mut *graphs.borrow_mut();
                 Some(graphs.run(context, layers, inputs, &step.running, padded_rows)?)
             }
             (ReplayLaunch::Eager | ReplayLaunch::Graph { .. }, None) => {
                 let kept = step.running.take(inputs)?;
+                layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
                 layers.borrow_mut().run_rows(context, &kept)?
             }
         };
+        layers.borrow_mut().break_phase(BreakPhase::Run)?;
         match results {
-            None => self.outputs.set_zero(max_rows.min(self.outputs.max_rows())),
+            None => self
+                .outputs
+                .set_zero(max_rows.min(self.outputs.max_rows()))?,
             Some(values) => {
                 self.outputs.check(&values)?;
-                step.output.put(&values, outputs)
+                step.output.put(&values, outputs)?;
             }
         }
+        layers.borrow_mut().break_phase(BreakPhase::Scattered)
     }
 }
 
@@ -269,6 +298,7 @@ impl<B: Backend> ReplayGraphs<B> {
             let list = row_list(&rows.list(), padded_rows.as_usize(), first.device())?;
             gather_rows_into(&refs(inputs), &list, &refs(&fixed))?;
         }
+        layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
         layers.borrow_mut().prepare(context, padded_rows)?;
         let key = (padded_rows, CaptureMode::Full, ());
         let graph = self

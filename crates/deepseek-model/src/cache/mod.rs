@@ -67,11 +67,16 @@ pub(crate) struct SourceCache {
 pub struct KvCache {
     /// Of the model it was made for.
     config: Config,
-    /// Shared with graphs, which write to it.
-    pub(crate) layers: Arc<[LayerCache]>,
+    pub(crate) storage: CacheStorage,
     pub(crate) pool: PagePool,
     pub(crate) sequences: Sequences,
     pub(crate) planner: ReplayPlanner,
+}
+
+/// What a step writes to on its device. A clone is the same storage: graphs hold one.
+#[derive(Debug, Clone)]
+pub(crate) struct CacheStorage {
+    pub(crate) layers: Arc<[LayerCache]>,
     /// Of a device other than the CPU.
     pub(crate) faults: Option<FaultWord>,
 }
@@ -116,15 +121,16 @@ impl KvCache {
             .collect::<candle_core::Result<_>>()?;
         Ok(Self {
             config: config.clone(),
-            layers,
+            storage: CacheStorage {
+                layers,
+                faults: match device {
+                    Device::Cpu => None,
+                    _ => Some(FaultWord::new(device)?),
+                },
+            },
             pool: PagePool::new(pages, page_tokens),
             sequences: Sequences::new(options.max_sequences, config.max_positions),
             planner,
-            faults: if device.is_cpu() {
-                None
-            } else {
-                Some(FaultWord::new(device)?)
-            },
         })
     }
 
@@ -211,8 +217,8 @@ impl KvCache {
     }
 
     fn layer(&self, layer: usize) -> Result<&LayerCache, CacheError> {
-        let layers = self.layers.len();
-        let found = self.layers.get(layer);
+        let layers = self.storage.layers.len();
+        let found = self.storage.layers.get(layer);
         found.ok_or(CacheError::NoLayer { layer, layers })
     }
 
@@ -222,7 +228,7 @@ impl KvCache {
     /// # Errors
     /// If a device operation fails.
     pub fn fill(&mut self, value: f32) -> Result<()> {
-        for layer in self.layers.iter() {
+        for layer in self.storage.layers.iter() {
             layer.window.fill(value)?;
             if let Some(source) = &layer.source {
                 source.entries.fill(value)?;

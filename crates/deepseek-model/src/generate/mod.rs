@@ -11,7 +11,7 @@ use std::{
 use replay_core::ReplayPolicy;
 
 use crate::{
-    CacheError, CacheOptions, CaptureReport, Error, LogitRows, Model, Result, Runner,
+    CacheError, CacheOptions, CaptureReport, Error, LogitRows, Model, PhaseTimes, Result, Runner,
     RunnerOptions, SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
     sampler::{Sampler, SamplingConfig, log_softmax_at},
     tokenizer::check_ids,
@@ -262,6 +262,7 @@ impl Generator {
         }
         let start = Instant::now();
         let (output, mode) = self.runner.forward(&requests)?;
+        let phases = self.runner.profile()?;
         let rows: Vec<usize> = requests.iter().map(|r| r.tokens.len()).collect();
         let events = self.take(&prompts, &rows, &output, started)?;
         self.count(
@@ -269,6 +270,7 @@ impl Generator {
             prefill_rows,
             rows.iter().sum(),
             (output.stats, mode),
+            phases,
         );
         self.last_prompts = prompts;
         Ok(events)
@@ -348,6 +350,7 @@ impl Generator {
         prefill_rows: usize,
         rows: usize,
         (stats, mode): (StepStats, StepMode),
+        phases: Option<PhaseTimes>,
     ) {
         let summary = &mut self.summary;
         if prefill_rows > 0 {
@@ -356,6 +359,13 @@ impl Generator {
         } else {
             summary.decode_tokens += rows;
             summary.decode_time += time;
+        }
+        let sum = match prefill_rows {
+            0 => &mut summary.decode_phases,
+            _ => &mut summary.prefill_phases,
+        };
+        if let Some(phases) = phases {
+            *sum = Some(sum.unwrap_or_default().plus(&phases));
         }
         let trimmed = stats.row_layers() < stats.row_layers_without_replay();
         summary.steps.count((prefill_rows, rows), mode, trimmed);

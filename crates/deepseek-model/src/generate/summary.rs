@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::StepMode;
+use crate::{PhaseTimes, StepMode};
 
 /// What all prompts cost together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,6 +19,10 @@ pub struct GenerateSummary {
     pub row_layers: usize,
     /// The same if no row had been dropped.
     pub row_layers_without_replay: usize,
+    /// Where the time of steps with prefill rows went on the device, if asked for.
+    pub prefill_phases: Option<PhaseTimes>,
+    /// The same of steps of decode rows alone.
+    pub decode_phases: Option<PhaseTimes>,
     /// Steps run.
     pub steps: StepCounts,
 }

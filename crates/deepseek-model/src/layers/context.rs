@@ -4,9 +4,10 @@ use candle_core::{Device, Tensor};
 use replay_core::Window;
 
 use crate::{
-    Config,
+    Config, Result,
     cache::{LayerCache, PageLists},
     ops::{Act, FaultWord, Faults, RopeFrequencies, Rounding, Site},
+    profile::{Mark, Profile},
 };
 
 /// Receives intermediate tensors by name, such as `layers.3.attn_out`.
@@ -31,6 +32,7 @@ pub(crate) struct StepContext<'a> {
     /// Looked-up values of each engram table, `[rows, columns · head_dim]`.
     pub(crate) engram: Vec<Tensor>,
     pub(crate) observer: Option<Observer<'a>>,
+    pub(crate) profile: Option<&'a Profile>,
 }
 
 impl StepContext<'_> {
@@ -42,6 +44,14 @@ impl StepContext<'_> {
     /// Where a kernel of a layer reports.
     pub(crate) fn faults(&self, layer: usize, site: Site) -> Faults<'_> {
         Faults::new(self.faults, layer, site)
+    }
+
+    /// Marks the end of a phase, if the step is profiled.
+    pub(crate) fn mark(&self, mark: Mark) -> Result<()> {
+        match self.profile {
+            Some(profile) => Ok(profile.mark(mark)?),
+            None => Ok(()),
+        }
     }
 
     /// Shows a tensor to the observer, if there is one.

@@ -45,21 +45,6 @@ impl DecoderLayer {
         self.engram.as_ref()
     }
 
-    /// A layer that all its rows go through: `rows` in, `rows` out.
-    pub(crate) fn pass(
-        &self,
-        ctx: &StepContext<'_>,
-        state: RowState,
-        rows: &Rows,
-        kv_start: KvStart<'_>,
-    ) -> Result<RowState> {
-        let entered = self.enter(ctx, state, rows)?;
-        let kv = entered.kv.clone();
-        let state = self.run(ctx, entered, (rows, rows), kv_start)?;
-        self.store(ctx, &kv, rows)?;
-        Ok(state)
-    }
-
     /// Looks n-grams up, and makes the window KV of every entering row; a KV source writes
     /// compressed KV and index keys to the cache. Window KV goes there with [`Self::store`].
     pub(crate) fn enter(

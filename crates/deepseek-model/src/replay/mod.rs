@@ -131,6 +131,12 @@ impl ReplayPlanner {
     }
 }
 
+/// The model's layer that is replay layer 0, of a model that can replay.
+pub(crate) fn first_layer(config: &Config) -> Option<usize> {
+    let layers = replay_layers(config).ok()?;
+    Some(layers.first() as usize)
+}
+
 /// Where replay starts in this model.
 ///
 /// # Errors

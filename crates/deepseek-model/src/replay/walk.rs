@@ -13,6 +13,7 @@ use crate::{
     Error, Result,
     layers::{DecoderLayer, Entered, RowState, StepContext},
     ops::KvStart,
+    profile::Mark,
     rows::Rows,
 };
 
@@ -36,11 +37,23 @@ pub(crate) fn run_replay(
         stores_cut: true,
     };
     let left = replay_graph::run_replay_layers(&mut decoder, &replay.plan, state)?;
-    let Some(state) = left else {
-        return Ok(Tensor::zeros(shape, dtype, &device)?);
+    let hidden = match left {
+        None => {
+            ctx.mark(Mark::Replayed)?;
+            Tensor::zeros(shape, dtype, &device)?
+        }
+        Some(state) => {
+            let hidden = finish(&state)?;
+            put_back(&replay.plan, hidden, n_rows)?
+        }
     };
-    let hidden = finish(&state)?;
-    let output = replay.plan.output_rows();
+    ctx.mark(Mark::Scattered)?;
+    Ok(hidden)
+}
+
+/// Output rows at their places among `n_rows` rows of the batch.
+fn put_back(plan: &StepPlan, hidden: Tensor, n_rows: usize) -> Result<Tensor> {
+    let output = plan.output_rows();
     if output.is_whole() {
         return Ok(hidden);
     }
@@ -72,11 +85,19 @@ struct Walk<'a> {
     ctx: &'a StepContext<'a>,
     /// Rows that enter the next layer.
     entering: Rc<Rows>,
-    /// Whether the cut's window KV is stored here.
+    /// Whether the cut's window KV is stored, and its phases are marked, here.
     stores_cut: bool,
 }
 
 impl Walk<'_> {
+    /// Marks a phase of the cut, unless a break has the marks of its own.
+    fn mark_at_cut(&self, layer: u32, mark: Mark) -> Result<()> {
+        if layer == 0 && self.stores_cut {
+            self.ctx.mark(mark)?;
+        }
+        Ok(())
+    }
+
     fn store(&self, layer: u32, kv: &Tensor, entering: &Rows) -> Result<()> {
         if layer == 0 && !self.stores_cut {
             return Ok(());
@@ -91,7 +112,10 @@ impl ReplayDecoder for Walk<'_> {
     type Error = Error;
 
     fn enter(&mut self, layer: u32, state: RowState, _: &LayerRows<'_>) -> Result<Entered> {
-        self.layers[layer as usize].enter(self.ctx, state, &self.entering)
+        self.mark_at_cut(layer, Mark::Encoded)?;
+        let entered = self.layers[layer as usize].enter(self.ctx, state, &self.entering)?;
+        self.mark_at_cut(layer, Mark::KvWritten)?;
+        Ok(entered)
     }
 
     fn gather(&mut self, entered: Entered, index: &[u32]) -> Result<Entered> {
@@ -99,6 +123,7 @@ impl ReplayDecoder for Walk<'_> {
     }
 
     fn run(&mut self, layer: u32, entered: Entered, rows: &LayerRows<'_>) -> Result<RowState> {
+        self.mark_at_cut(layer, Mark::Gathered)?;
         let running = if rows.drops() {
             Rc::new(subset(&self.entering, &rows.running))
         } else {
@@ -117,6 +142,7 @@ impl ReplayDecoder for Walk<'_> {
     }
 
     fn skip(&mut self, layer: u32, entered: Entered, _: &LayerRows<'_>) -> Result<()> {
+        self.mark_at_cut(layer, Mark::Gathered)?;
         self.store(layer, &entered.kv, &self.entering)
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     KvCache, Model, Result, StepOutput, StepRequest,
     cache::PageLists,
     forward::{read_rows, select},
+    profile::Profile,
     replay::{Replay, ReplayPlanner, stats},
 };
 
@@ -31,6 +32,7 @@ impl StepGraphs {
         mode: CaptureMode,
         sizes: CaptureSizes,
         planner: ReplayPlanner,
+        profile: Option<Rc<Profile>>,
     ) -> Result<Self> {
         let device = model.device().clone();
         let rows = sizes.largest().as_usize();
@@ -50,7 +52,13 @@ impl StepGraphs {
             CaptureMode::Piecewise => planner.planner(),
         };
         Ok(Self {
-            program: Program::new(model, cache, limits, planner_of_program, config.clone())?,
+            program: Program::new(
+                model,
+                cache,
+                limits,
+                planner_of_program,
+                (config.clone(), profile),
+            )?,
             graphs: GraphCache::new(sizes, config),
             mode,
             planner,
@@ -168,7 +176,7 @@ impl StepGraphs {
         let read = select(output, &read)?;
         let logits = match self.mode {
             CaptureMode::Full => read,
-            CaptureMode::Piecewise => model.logits(&read)?,
+            CaptureMode::Piecewise => self.program.logits(&read)?,
         };
         let output = StepOutput {
             logits,

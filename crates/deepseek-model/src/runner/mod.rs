@@ -7,14 +7,15 @@ mod program;
 mod replay;
 mod sizes;
 
-use std::sync::Arc;
+use std::{rc::Rc, sync::Arc};
 
 use replay_graph::{CaptureMode, CaptureReport};
 
 pub use options::{Graphs, ReplaySizes, RunnerOptions, StepMode};
 
 use crate::{
-    CacheOptions, KvCache, Model, Result, SequenceId, SequenceOptions, StepOutput, StepRequest,
+    CacheOptions, KvCache, Model, PhaseTimes, Result, SequenceId, SequenceOptions, StepOutput,
+    StepRequest, profile::Profile,
 };
 use graphs::StepGraphs;
 use sizes::Sizes;
@@ -28,6 +29,7 @@ pub struct Runner {
     graphs: Vec<StepGraphs>,
     cache: KvCache,
     model: Arc<Model>,
+    profile: Option<Rc<Profile>>,
 }
 
 impl Runner {
@@ -49,6 +51,8 @@ impl Runner {
         let planner = cache
             .planner
             .for_graphs(sizes.replay, options.trim_threshold)?;
+        let profile = options.profile.then(|| Profile::new(model.device()));
+        let profile = profile.transpose()?.map(Rc::new);
         let mut graphs = Vec::new();
         if model.device().is_cuda() {
             let modes = [
@@ -57,8 +61,9 @@ impl Runner {
             ];
             for (mode, sizes) in modes {
                 if options.graphs.has(mode) {
-                    let planner = planner.clone();
-                    graphs.push(StepGraphs::new(&model, &cache, mode, sizes, planner)?);
+                    let (planner, profile) = (planner.clone(), profile.clone());
+                    let of_mode = StepGraphs::new(&model, &cache, mode, sizes, planner, profile)?;
+                    graphs.push(of_mode);
                 }
             }
         }
@@ -66,6 +71,7 @@ impl Runner {
             graphs,
             cache,
             model,
+            profile,
         })
     }
 
@@ -129,9 +135,20 @@ impl Runner {
     pub fn forward(&mut self, requests: &[StepRequest<'_>]) -> Result<(StepOutput, StepMode)> {
         let (model, cache) = (&self.model, &mut self.cache);
         let mut graphs = self.graphs.iter_mut();
-        match graphs.find(|graphs| graphs.takes(cache, requests)) {
-            Some(graphs) => model.step(requests, cache, |cache| graphs.run(model, cache, requests)),
-            None => Ok((model.forward(requests, cache)?, StepMode::Eager)),
+        if let Some(graphs) = graphs.find(|graphs| graphs.takes(cache, requests)) {
+            return model.step(requests, cache, |cache| graphs.run(model, cache, requests));
         }
+        let watch = (None, self.profile.as_deref());
+        let output = model.forward_watched(requests, cache, watch)?;
+        Ok((output, StepMode::Eager))
+    }
+
+    /// Where the time of the last step went; `None` unless the options ask for a profile. Waits for
+    /// the device.
+    ///
+    /// # Errors
+    /// If no step has run, or the last one failed.
+    pub fn profile(&self) -> Result<Option<PhaseTimes>> {
+        self.profile.as_ref().map(|marks| marks.times()).transpose()
     }
 }

@@ -61,6 +61,9 @@ pub struct RunnerOptions {
     /// Rows of the largest graph of a step; if not given, the largest of `capture_sizes`, or 2,048
     /// and no more than the cache has tokens.
     pub max_captured_tokens: Option<u32>,
+    /// Whether to mark the phases of each step, for [`Runner::profile`](crate::Runner::profile). Costs
+    /// some microseconds a step.
+    pub profile: bool,
 }
 
 impl RunnerOptions {

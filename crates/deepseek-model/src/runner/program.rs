@@ -14,16 +14,18 @@ use super::{
 };
 use crate::{
     KvCache, Model, Result,
-    cache::LayerCache,
+    cache::{CacheStorage, PageLists},
+    layers::StepContext,
     model::held_dtype,
-    ops::{FaultWord, KvStart},
+    ops::KvStart,
+    profile::{Mark, Profile},
 };
 
 /// What is captured, with all that it reads.
 pub(super) struct Program {
     model: Arc<Model>,
-    cache: Arc<[LayerCache]>,
-    faults: Option<FaultWord>,
+    storage: CacheStorage,
+    profile: Option<Rc<Profile>>,
     pub(super) lists: Rc<RefCell<StepLists>>,
     /// Looked-up values of each engram table, `[rows, columns · head_dim]`.
     engram: Vec<Tensor>,
@@ -46,7 +48,7 @@ impl Program {
         cache: &KvCache,
         limits: Limits,
         planner: Option<&Planner>,
-        config: CacheConfig,
+        (config, profile): (CacheConfig, Option<Rc<Profile>>),
     ) -> Result<Self> {
         let replay_layers = planner.map_or(0, |planner| planner.config().layers.count());
         let lists = StepLists::of_steps(
@@ -57,12 +59,15 @@ impl Program {
         )?;
         let lists = Rc::new(RefCell::new(lists));
         let replay = planner
-            .map(|planner| Replay::new(model, cache, limits, &lists, planner, config))
+            .map(|planner| {
+                let profile = profile.clone();
+                Replay::new(model, cache, limits, &lists, planner, (config, profile))
+            })
             .transpose()?;
         Ok(Self {
             model: model.clone(),
-            cache: cache.layers.clone(),
-            faults: cache.faults.clone(),
+            storage: cache.storage.clone(),
+            profile,
             lists,
             engram: model.engram_buffers(limits.rows)?,
             replay,
@@ -107,22 +112,23 @@ impl Program {
             let requests = lists.most_requests().min(n);
             let rows = Rc::new(lists.rows(n, requests)?);
             let engram = self.engram.iter().map(|values| values.narrow(0, 0, n));
-            let ctx = model.context(
-                &self.cache,
-                self.faults.as_ref(),
-                lists.pages(requests)?,
-                engram.collect::<candle_core::Result<_>>()?,
-                None,
-            );
+            let engram = engram.collect::<candle_core::Result<_>>()?;
+            let ctx = self.context(lists.pages(requests)?, engram);
             let kv_start = lists.kv_start(0, requests)?;
+            ctx.mark(Mark::Start)?;
             let mut state = model.embed(&lists.tokens(n)?)?;
-            for layer in &model.layers[..first] {
-                state = layer.pass(&ctx, state, &rows, KvStart::Device(&kv_start))?;
+            for index in 0..first {
+                state = model.pass(&ctx, index, state, &rows, KvStart::Device(&kv_start))?;
             }
             (rows, state)
         };
+        let ctx = self.context(self.lists.borrow().pages(1)?, Vec::new());
         let hidden = match &self.replay {
-            None => model.finish(&state)?,
+            None => {
+                let hidden = model.finish(&ctx, &state)?;
+                ctx.mark(Mark::Scattered)?;
+                hidden
+            }
             Some(Replay { at_cut, layers, .. }) => {
                 layers.borrow_mut().passing = Some(rows);
                 let outputs = at_cut.run(scope, padded_rows, layers, state.tensors());
@@ -131,9 +137,21 @@ impl Program {
             }
         };
         match scope.mode() {
-            CaptureMode::Full => model.logits(&hidden),
+            CaptureMode::Full => model.logits(&ctx, &hidden),
             CaptureMode::Piecewise => Ok(hidden),
         }
+    }
+
+    fn context<'a>(&'a self, pages: PageLists<'a>, engram: Vec<Tensor>) -> StepContext<'a> {
+        let mut ctx = self.model.context(&self.storage, pages, engram);
+        ctx.profile = self.profile.as_deref();
+        ctx
+    }
+
+    /// Logits `[rows, V]` of rows that [`Self::run`] gave, for graphs that leave them to the caller.
+    pub(super) fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        let ctx = self.context(self.lists.borrow().pages(1)?, Vec::new());
+        self.model.logits(&ctx, hidden)
     }
 }
 
@@ -144,7 +162,7 @@ impl Replay {
         limits: Limits,
         batch: &Rc<RefCell<StepLists>>,
         planner: &Planner,
-        config: CacheConfig,
+        (config, profile): (CacheConfig, Option<Rc<Profile>>),
     ) -> Result<Self> {
         let (of_model, device) = (model.config(), model.device());
         let act = held_dtype(&model.options);
@@ -169,8 +187,8 @@ impl Replay {
         let outputs = FixedBuffers::new(&[hidden], limits.rows, device)?;
         let layers = DecoderReplayLayers {
             model: model.clone(),
-            cache: cache.layers.clone(),
-            faults: cache.faults.clone(),
+            storage: cache.storage.clone(),
+            profile,
             first,
             batch: batch.clone(),
             kept: StepLists::of_kept_rows(of_model, kept, device)?,

@@ -4,14 +4,15 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use candle_core::Tensor;
 use replay_core::{RowCount, StepPlan};
-use replay_graph::{Error as GraphError, ReplayLayers, Result as GraphResult};
+use replay_graph::{BreakPhase, Error as GraphError, ReplayLayers, Result as GraphResult};
 
 use super::lists::StepLists;
 use crate::{
     Model, Result,
-    cache::{LayerCache, PageLists},
+    cache::{CacheStorage, PageLists},
     layers::{DecoderLayer, Entered, RowState, StepContext},
-    ops::{FaultWord, KvStart},
+    ops::KvStart,
+    profile::{Mark, Profile},
     replay::{resume, subset},
     rows::Rows,
 };
@@ -28,8 +29,8 @@ pub(super) struct BreakStep {
 #[derive(Debug)]
 pub(super) struct DecoderReplayLayers {
     pub(super) model: Arc<Model>,
-    pub(super) cache: Arc<[LayerCache]>,
-    pub(super) faults: Option<FaultWord>,
+    pub(super) storage: CacheStorage,
+    pub(super) profile: Option<Rc<Profile>>,
     /// The model's layer that is replay layer 0, the cut.
     pub(super) first: usize,
     /// Lists of the whole batch.
@@ -56,9 +57,16 @@ impl DecoderReplayLayers {
 
     fn context_with<'a>(&'a self, pages: PageLists<'a>) -> StepContext<'a> {
         // No engram lies behind the cut: such a model cannot replay.
-        let engram = Vec::new();
-        self.model
-            .context(&self.cache, self.faults.as_ref(), pages, engram, None)
+        let mut ctx = self.model.context(&self.storage, pages, Vec::new());
+        ctx.profile = self.profile.as_deref();
+        ctx
+    }
+
+    fn mark(&self, mark: Mark) -> GraphResult<()> {
+        match &self.profile {
+            Some(profile) => profile.mark(mark),
+            None => Ok(()),
+        }
     }
 
     /// The rows of this pass, and how many requests they can be of.
@@ -72,8 +80,11 @@ impl DecoderReplayLayers {
     fn write_kv(&self, inputs: &[Tensor]) -> Result<()> {
         let (rows, requests) = self.passing()?;
         let state = self.shape.with(inputs.to_vec());
-        let entered = self.layers()[0].enter(&self.context(requests)?, state, &rows)?;
-        Ok(self.cut_kv.slice_set(&entered.kv, 0, 0)?)
+        let ctx = self.context(requests)?;
+        ctx.mark(Mark::Encoded)?;
+        let entered = self.layers()[0].enter(&ctx, state, &rows)?;
+        self.cut_kv.slice_set(&entered.kv, 0, 0)?;
+        ctx.mark(Mark::KvWritten)
     }
 
     fn store_kv(&self) -> Result<()> {
@@ -86,11 +97,14 @@ impl DecoderReplayLayers {
         let (rows, requests) = self.passing()?;
         let ctx = self.context(requests)?;
         let mut state = self.shape.with(inputs.to_vec());
-        for (layer, of_model) in self.layers().iter().enumerate() {
+        for layer in 0..self.layers().len() {
             let kv_start = self.batch.borrow().kv_start(layer + 1, requests)?;
-            state = of_model.pass(&ctx, state, &rows, KvStart::Device(&kv_start))?;
+            let (index, kv_start) = (self.first + layer, KvStart::Device(&kv_start));
+            state = self.model.pass(&ctx, index, state, &rows, kv_start)?;
         }
-        self.model.finish(&state)
+        let hidden = self.model.finish(&ctx, &state)?;
+        ctx.mark(Mark::Scattered)?;
+        Ok(hidden)
     }
 
     /// The kept rows as they come to the rest of the cut, with the KV of `n_rows` rows of the batch.
@@ -107,7 +121,8 @@ impl DecoderReplayLayers {
         let ctx = self.context(step.rows.spans().len())?;
         let entered = self.entered(&ctx, inputs, step.rows.len())?;
         let left = resume(&step.plan, self.layers(), &ctx, entered, step.rows.clone())?;
-        left.map(|state| self.model.finish(&state)).transpose()
+        left.map(|state| self.model.finish(&ctx, &state))
+            .transpose()
     }
 
     fn padded_rows(&self, inputs: &[Tensor]) -> Result<Tensor> {
@@ -121,13 +136,14 @@ impl DecoderReplayLayers {
         let ctx = self.context_with(batch.pages(n_requests)?);
         let entered = self.entered(&ctx, inputs, most)?;
         let kv_start = batch.kv_start(1, n_requests)?;
-        let (cut, rest) = self.layers().split_first().expect("a cut");
-        let mut state = cut.run(&ctx, entered, (&all, &kept), KvStart::Device(&kv_start))?;
-        for (layer, of_model) in rest.iter().enumerate() {
-            let kv_start = batch.kv_start(layer + 2, n_requests)?;
-            state = of_model.pass(&ctx, state, &kept, KvStart::Device(&kv_start))?;
+        let kv_start = KvStart::Device(&kv_start);
+        let mut state = self.layers()[0].run(&ctx, entered, (&all, &kept), kv_start)?;
+        for layer in 1..self.layers().len() {
+            let kv_start = batch.kv_start(layer + 1, n_requests)?;
+            let (index, kv_start) = (self.first + layer, KvStart::Device(&kv_start));
+            state = self.model.pass(&ctx, index, state, &kept, kv_start)?;
         }
-        self.model.finish(&state)
+        self.model.finish(&ctx, &state)
     }
 }
 
@@ -138,6 +154,14 @@ impl ReplayLayers<BreakStep> for DecoderReplayLayers {
 
     fn write_batch_kv(&mut self, inputs: &[Tensor]) -> GraphResult<()> {
         self.write_kv(inputs).map_err(GraphError::program)
+    }
+
+    fn break_phase(&mut self, done: BreakPhase) -> GraphResult<()> {
+        self.mark(match done {
+            BreakPhase::Gathered => Mark::Gathered,
+            BreakPhase::Run => Mark::Replayed,
+            BreakPhase::Scattered => Mark::Scattered,
+        })
     }
 
     fn after_break(&mut self) -> GraphResult<()> {

@@ -106,7 +106,7 @@ fn graphs_of_every_length_are_eager_steps() {
                     capture_sizes: lengths.iter().map(|n| *n as u32).collect(),
                     replay_sizes: ReplaySizes::Of(vec![W as u32]),
                     trim_threshold: Some(W as u32 + 1),
-                    max_captured_tokens: None,
+                    ..RunnerOptions::default()
                 };
                 let mut graph = runner(&model, cache, &options);
                 for &n in &lengths {
@@ -184,8 +184,10 @@ fn a_chunk_without_kept_rows_skips_the_layers() {
                 matches!(mode, StepMode::Piecewise { broke, .. } if *broke == skip)
             });
             let expected = match (policy, chunks) {
+                // Kept are rows from 52 on, and from 38 on.
                 (ReplayPolicy::PromptTail, [20, 20, 20]) => 2,
                 (ReplayPolicy::PromptTail, [25, 30, 5] | [48, 12] | [13, 47]) => 1,
+                (ReplayPolicy::Exact, [20, 20, 20] | [25, 30, 5] | [13, 47]) => 1,
                 _ => 0,
             };
             assert_eq!(skips.count(), expected, "{policy} {chunks:?}: {rest:?}");
@@ -218,7 +220,7 @@ fn any_mix_in_graphs_gives_each_its_own_result() {
                 capture_sizes: vec![2, 8, 16, 32, 64],
                 replay_sizes: replay_sizes.clone(),
                 trim_threshold: Some(W as u32 + 1),
-                max_captured_tokens: None,
+                ..RunnerOptions::default()
             };
             let mut graph = runner(&model, cache_for(scripts.len(), policy), &options);
             graph.fill(f32::NAN).unwrap();
@@ -308,4 +310,47 @@ fn a_second_capture_takes_nothing() {
     let second = runner.capture(|_, _| ()).unwrap();
     assert_eq!([second.captured, second.already], [0, first.captured]);
     assert_eq!(crate::free(&device), before);
+}
+
+/// Each mode marks all phases of its steps, dropped rows or not.
+#[test]
+fn a_profile_has_every_phase_in_every_mode() {
+    let model = Arc::new(load_on(&gpu(), DType::F32, "engram-s1", true));
+    for policy in ReplayPolicy::ALL {
+        for graphs in [Graphs::Off, Graphs::Full, Graphs::Piecewise] {
+            let options = RunnerOptions {
+                graphs,
+                trim_threshold: Some(W as u32 + 1),
+                profile: true,
+                ..RunnerOptions::default()
+            };
+            let mut runner = runner(&model, one_sequence(policy), &options);
+            let prompt = tokens(60, 1);
+            let options = SequenceOptions {
+                prompt_len: 60,
+                keeps_rows: false,
+            };
+            let sequence = runner.add(options).unwrap();
+            let step = |tokens: &[u32]| {
+                let request = StepRequest {
+                    sequence,
+                    tokens,
+                    logits: LogitRows::None,
+                };
+                let begun = std::time::Instant::now();
+                runner.forward(&[request]).unwrap();
+                let times = runner.profile().unwrap().unwrap();
+                let (total, wall) = (times.total(), begun.elapsed());
+                let what = format!("{policy} {graphs:?} {} rows: {times:?}", tokens.len());
+                assert!(!times.encoder.is_zero(), "{what}");
+                assert!(total < wall, "{what} of {wall:?}");
+                times
+            };
+            let times = [&prompt[..20], &prompt[20..], &prompt[..1]].map(step);
+            if policy == ReplayPolicy::PromptTail {
+                // No row of the first chunk is kept.
+                assert!(times[0].replay < times[1].replay, "{graphs:?}: {times:?}");
+            }
+        }
+    }
 }

@@ -279,7 +279,7 @@ fn is_foreign(error: &Error) -> bool {
     matches!(error, Error::Candle(_) | Error::Rows(_) | Error::Program(_))
 }
 
-fn cuda_device(device: &Device) -> Result<&CudaDevice> {
+pub(super) fn cuda_device(device: &Device) -> Result<&CudaDevice> {
     match device {
         Device::Cuda(device) => Ok(device),
         other => Err(Error::NoGraphs {

@@ -2,9 +2,11 @@
 
 mod address;
 mod capture;
+mod events;
 mod evidence;
 mod guards;
 mod raw;
 
 pub(crate) use address::address;
 pub use capture::{DeviceCapture, DeviceSegment};
+pub(crate) use events::Events;

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaContext, CudaGraph, CudaStream, DriverError, result, sys,
+    CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result, sys,
 };
 
 use crate::NodeCounts;
@@ -45,6 +45,22 @@ pub(super) fn discard_capture(stream: &CudaStream) {
         // instantiated, so none of its memory is mapped. That it may fail is no matter here.
         let _ = unsafe { result::graph::destroy(graph) };
     }
+}
+
+/// Records an event on a stream. While the stream is being captured that becomes a node of the graph,
+/// so that each launch records it.
+pub(super) fn record(event: &CudaEvent, stream: &CudaStream) -> Result<(), DriverError> {
+    const EXTERNAL: u32 = sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as u32;
+    // SAFETY: the stream is alive, as it is borrowed.
+    let capturing = unsafe { result::stream::is_capturing(stream.cu_stream()) }?;
+    // The flag is refused where nothing is captured.
+    let flags = match capturing {
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => 0,
+        _ => EXTERNAL,
+    };
+    // SAFETY: both handles are alive, as they are borrowed. A graph that records the event must not
+    // outlive it: the driver keeps the event until then.
+    unsafe { sys::cuEventRecordWithFlags(event.cu_event(), stream.cu_stream(), flags) }.result()
 }
 
 /// Counts the nodes of a graph by kind.
