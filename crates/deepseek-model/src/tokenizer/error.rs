@@ -1,0 +1,137 @@
+//! Why a tokenizer file, a text or an id cannot be used.
+
+use std::path::PathBuf;
+
+use crate::config::{Violation, Violations, unreadable};
+
+/// The release of the `tokenizers` crate this one is built with, for error messages: a file that
+/// it refuses was most likely written by a newer one.
+pub const LIBRARY_VERSION: &str = "0.23";
+
+/// Why a tokenizer file, a text or an id cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// The file is missing or unreadable.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not whole JSON: most often a download that broke off.
+    #[error("{} {}", path.display(), unreadable("valid JSON (truncated?)", key))]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The key at which the parser stopped, dotted if nested; empty if at none.
+        key: String,
+        /// Where and why the parser stopped.
+        source: serde_json::Error,
+    },
+    /// The file holds a key twice, most likely a token with two ids.
+    #[error("{} breaks {}", path.display(), Violations(violations))]
+    Repeated {
+        /// The file.
+        path: PathBuf,
+        /// Every such key.
+        violations: Vec<Violation>,
+    },
+    /// The file is JSON, but the `tokenizers` crate knows no such tokenizer.
+    #[error(
+        "the tokenizers crate {LIBRARY_VERSION} cannot read the {part} of {}, which is damaged or \
+         newer than the library: {reason}",
+        path.display()
+    )]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The part that is refused, with its type if it has one: `normalizer "Frobnicate"`.
+        part: String,
+        /// What the crate said.
+        reason: String,
+    },
+    /// The vocabulary has no token for a part of a text, and the file names no token for what is
+    /// unknown: the library would leave it out and say nothing.
+    #[error(
+        "{} has no token for {text:?} at byte {at} of the text, nor one for what is unknown",
+        path.display()
+    )]
+    NoToken {
+        /// The file.
+        path: PathBuf,
+        /// The word, or its beginning.
+        text: String,
+        /// Where it begins.
+        at: usize,
+    },
+    /// A text of which nothing is left.
+    #[error("{} leaves no token of a text that is not empty, expected at least 1", path.display())]
+    NothingLeft {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A token that has no row in the model's embedding.
+    #[error(
+        "{} gives the token {token:?} the id {id}, expected less than the model's vocab_size \
+         ({vocab_size}): tokenizer.json and config.json do not belong together",
+        path.display()
+    )]
+    Vocabulary {
+        /// The file.
+        path: PathBuf,
+        /// The token of the highest id, or its beginning.
+        token: String,
+        /// Its id.
+        id: u32,
+        /// Ids the model knows.
+        vocab_size: usize,
+    },
+    /// A text that is too long whatever its tokens are.
+    #[error(
+        "expected a text of at most {max_tokens} tokens of {longest} bytes or less, so {} bytes, got \
+         {bytes} bytes",
+        max_tokens.saturating_mul(*longest)
+    )]
+    TooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Tokens that it may have.
+        max_tokens: usize,
+        /// Bytes of text that the longest token stands for.
+        longest: usize,
+    },
+    /// The `tokenizers` crate failed on a text or on ids.
+    #[error("the tokenizer {} cannot {action}: {reason}", path.display())]
+    Failed {
+        /// The file.
+        path: PathBuf,
+        /// `encode` or `decode`.
+        action: &'static str,
+        /// What the crate said.
+        reason: String,
+    },
+    /// A token id has no row in the model's embedding.
+    #[error(
+        "token id {id} at index {index} is outside the vocabulary: expected less than {vocab_size}"
+    )]
+    OutsideVocabulary {
+        /// The id.
+        id: u32,
+        /// Its place in the list, from 0.
+        index: usize,
+        /// Ids the model knows.
+        vocab_size: usize,
+    },
+}
+
+/// The beginning of a text, for errors.
+pub(super) fn cut(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut cut: String = text.chars().take(LONGEST).collect();
+    if cut.len() < text.len() {
+        cut.push_str("..");
+    }
+    cut
+}
