@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Parser;
+use deepseek_model::tokenizer;
 
 /// Threads that may compute at most, unless there are [`THREADS_PER_CORE`] for each core. Threads far
 /// beyond the cores wait for one another: on two cores a step of a thousand threads never ends.
@@ -53,6 +54,7 @@ fn run<A: Parser>(
         Err(refusal) => refusal.exit(),
     };
     start_threads(|name| std::env::var(name).ok())?;
+    hide_caught_panics();
     program(
         &args,
         &mut Io {
@@ -64,6 +66,16 @@ fn run<A: Parser>(
         },
     )?;
     Ok(out.flush()?)
+}
+
+/// Leaves it to the error to tell of a panic that becomes one.
+fn hide_caught_panics() {
+    let show = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !tokenizer::catches_panics() {
+            show(panic);
+        }
+    }));
 }
 
 /// Starts the threads that compute. Left alone, rayon starts as many as it is told, or panics.

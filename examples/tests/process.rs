@@ -93,6 +93,33 @@ fn errors_have_exit_codes_and_one_line() {
     );
 }
 
+/// The library answers this file with a panic, whose text would come before the error.
+#[test]
+fn a_panic_that_becomes_an_error_is_told_once() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/v41-demo");
+    let dir = tempfile::tempdir().unwrap();
+    let config = std::fs::copy(demo.join("config.json"), dir.path().join("config.json"));
+    config.unwrap();
+    let file = std::fs::read(demo.join("tokenizer.json")).unwrap();
+    let mut file: serde_json::Value = serde_json::from_slice(&file).unwrap();
+    file["normalizer"] =
+        serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "no base64"});
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+
+    let output = program("generate")
+        .args(["--prompt", "a", "--model"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let (_, err) = texts(&output);
+    assert!(
+        err.starts_with("error: the tokenizers crate ") && err.contains("it panicked: "),
+        "{err}"
+    );
+    assert_eq!(err.lines().count(), 1, "{err}");
+}
+
 /// The arguments of a run that prints one token.
 #[cfg(unix)]
 const ONE_TOKEN: [&str; 4] = ["--prompt", "a", "--max-new-tokens", "1"];

@@ -23,6 +23,7 @@ use crate::config::{
 };
 use error::cut;
 pub use error::{LIBRARY_VERSION, TokenizerError};
+pub use panics::catches_panics;
 use panics::caught;
 use refusal::{describe, refusal};
 pub use stream::TextStream;
@@ -51,8 +52,7 @@ impl Tokenizer {
     /// not whole JSON, or holds a part that the `tokenizers` crate does not know.
     ///
     /// That crate answers some damaged files with a panic. It becomes an error here like any other,
-    /// but its message passes the panic hook first, which belongs to the program and by default
-    /// writes to the standard error stream.
+    /// but the panic hook sees it first: see [`catches_panics`].
     pub fn load(dir: impl AsRef<Path>) -> Result<Self> {
         let path = dir.as_ref().join("tokenizer.json");
         let bytes = file::read(&path, MAX_TOKENIZER).map_err(|source| TokenizerError::Read {
