@@ -11,6 +11,7 @@ use deepseek_model::{
 use indicatif::ProgressBar;
 
 use crate::graphs::GraphArgs;
+use crate::flags;
 use crate::io::Io;
 use crate::model::{Checkpoint, ModelArgs, blame};
 use crate::output::{Record, Summary, heading, logprob_table, phase_table};
@@ -18,7 +19,6 @@ use crate::picture::{Picture, RowMap};
 use crate::progress;
 use crate::prompts::{Prompt, PromptArgs};
 use crate::sampling::SamplingArgs;
-use crate::{parse_count, parse_whole};
 
 /// Prompt rows of a step at most when every row's logits are wanted: with a vocabulary of 129,280
 /// these take half a megabyte a row. Every row runs, so shorter chunks drop nothing.
@@ -45,8 +45,8 @@ The fields of a JSON object:
 The summary counts the tokens that were chosen, the one that ended a text included. The first of a
 text comes with the step that ends its prefill; the pace of decode is that of steps without prefill.
 
-RAYON_NUM_THREADS sets how many threads compute: one for each core by default, at most 256, or four
-for each core where that is more.";
+RAYON_NUM_THREADS sets how many threads compute: 0, the default, is one for each core; at most 256,
+or four for each core where that is more.";
 
 /// Continues texts with a DeepSeek-V4.1 decoder, replaying only the rows of a prompt that matter in
 /// its later layers.
@@ -69,13 +69,19 @@ pub struct GenerateArgs {
         long,
         value_name = "N",
         default_value_t = 128,
-        value_parser = parse_whole::<usize>,
-        allow_negative_numbers = true
+        value_parser = flags::text(flags::whole::<usize>),
+        allow_hyphen_values = true
     )]
     pub max_new_tokens: usize,
     /// Which prompt rows the later layers run on: off (all), step-tail (the last of each chunk),
     /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing).
-    #[arg(long, value_name = "POLICY", default_value_t = ReplayPolicy::PromptTail)]
+    #[arg(
+        long,
+        value_name = "POLICY",
+        default_value_t = ReplayPolicy::PromptTail,
+        value_parser = flags::text(str::parse::<ReplayPolicy>),
+        allow_hyphen_values = true
+    )]
     pub replay: ReplayPolicy,
     /// Prompt rows to compute at a time at most, over all prompts, 1 or above.
     ///
@@ -87,8 +93,8 @@ pub struct GenerateArgs {
         long,
         value_name = "N",
         default_value = "8192",
-        value_parser = parse_count::<NonZeroUsize>,
-        allow_negative_numbers = true
+        value_parser = flags::text(flags::counting::<NonZeroUsize>),
+        allow_hyphen_values = true
     )]
     pub chunk: NonZeroUsize,
     /// Also give the log-probability of each token of prompt and output under the model itself,

@@ -4,16 +4,11 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow};
 use clap::Parser;
 use deepseek_model::tokenizer;
 
-/// Threads that may compute at most, unless there are [`THREADS_PER_CORE`] for each core. Threads far
-/// beyond the cores wait for one another: on two cores a step of a thousand threads never ends.
-const MAX_THREADS: usize = 256;
-
-/// Threads for each core at most, where that is more.
-const THREADS_PER_CORE: usize = 4;
+use crate::{flags, threads};
 
 /// Where a program reads and writes.
 pub struct Io<'a> {
@@ -47,13 +42,13 @@ fn run<A: Parser>(
     program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut out = Named("standard output", stdout::open()?);
-    let args = match A::try_parse() {
+    let args = match flags::parse(std::env::args_os()) {
         Ok(args) => args,
         // `--help` and `--version`: a result as any other.
         Err(text) if text.exit_code() == 0 => return text.print().context("standard output"),
         Err(refusal) => refusal.exit(),
     };
-    start_threads(|name| std::env::var(name).ok())?;
+    threads::start()?;
     hide_caught_panics();
     program(
         &args,
@@ -76,31 +71,6 @@ fn hide_caught_panics() {
             show(panic);
         }
     }));
-}
-
-/// Starts the threads that compute. Left alone, rayon starts as many as it is told, or panics.
-fn start_threads(variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<()> {
-    let cores: usize = std::thread::available_parallelism().map_or(1, Into::into);
-    check_threads(variable, MAX_THREADS.max(THREADS_PER_CORE * cores))?;
-    // The error's text holds its cause already.
-    let started = rayon::ThreadPoolBuilder::new().build_global();
-    started.map_err(|error| {
-        let flag = "RAYON_NUM_THREADS says how many";
-        anyhow!("cannot start the threads that compute ({flag}): {error}")
-    })
-}
-
-/// Checks the variables that rayon takes the number of threads from; 0 and nothing leave it to rayon.
-fn check_threads(variable: impl Fn(&str) -> Option<String>, most: usize) -> anyhow::Result<()> {
-    for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
-        let text = variable(name).unwrap_or_default();
-        let fits = text.parse().is_ok_and(|threads: usize| threads <= most);
-        ensure!(
-            text.is_empty() || fits,
-            "{name}={text}: expected a number of threads, at most {most}"
-        );
-    }
-    Ok(())
 }
 
 /// Standard output, and whether it is there at all.
@@ -238,20 +208,6 @@ mod tests {
             &closed.context("writing the result").unwrap_err()
         ));
         assert!(!is_closed_pipe(&anyhow::anyhow!("broken pipe")));
-    }
-
-    #[test]
-    fn absurd_numbers_of_threads_are_refused() {
-        let check = |set: &str, value: &str| {
-            check_threads(|name| (name == set).then(|| value.to_owned()), 256)
-        };
-        for value in ["", "0", "1", "256"] {
-            check("RAYON_NUM_THREADS", value).unwrap();
-        }
-        let refuse = |set, value| check(set, value).unwrap_err().to_string();
-        insta::assert_snapshot!(refuse("RAYON_NUM_THREADS", "1000000"), @"RAYON_NUM_THREADS=1000000: expected a number of threads, at most 256");
-        insta::assert_snapshot!(refuse("RAYON_NUM_THREADS", "all"), @"RAYON_NUM_THREADS=all: expected a number of threads, at most 256");
-        insta::assert_snapshot!(refuse("RAYON_RS_NUM_CPUS", "257"), @"RAYON_RS_NUM_CPUS=257: expected a number of threads, at most 256");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Each program is a struct of flags and a `run` that takes its streams as arguments, so that tests
 //! drive it without a process: [`generate`] and [`perplexity`]. The other modules are shared.
 
+pub mod flags;
 pub mod generate;
 pub mod graphs;
 pub mod io;
@@ -13,36 +14,10 @@ pub mod picture;
 pub mod progress;
 pub mod prompts;
 pub mod sampling;
+mod threads;
 pub mod windows;
 
-use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
-use std::str::FromStr;
-
 use indicatif::HumanCount;
-
-/// Parses the whole number of a flag. The standard library's message for one that is none, "invalid
-/// digit found in string", does not say what would do.
-fn parse_whole<N: FromStr<Err = ParseIntError>>(text: &str) -> Result<N, String> {
-    parse_from(0, text)
-}
-
-/// The same for a `NonZero` number.
-fn parse_count<N: FromStr<Err = ParseIntError>>(text: &str) -> Result<N, String> {
-    parse_from(1, text)
-}
-
-/// The same for a number that may not be zero.
-fn parse_positive(text: &str) -> Result<usize, String> {
-    parse_count(text).map(NonZeroUsize::get)
-}
-
-/// `least` is the smallest number of the type.
-fn parse_from<N: FromStr<Err = ParseIntError>>(least: u8, text: &str) -> Result<N, String> {
-    text.parse().map_err(|error: N::Err| match error.kind() {
-        IntErrorKind::PosOverflow => "expected a smaller number".to_owned(),
-        _ => format!("expected a whole number, {least} or more"),
-    })
-}
 
 /// `1,024 tokens`, `1 token`.
 fn count(number: usize, unit: &str) -> String {

@@ -9,7 +9,7 @@ use candle_core::{DType, Device};
 use deepseek_model::tokenizer::Tokenizer;
 use deepseek_model::{Config, Error, Model, ModelOptions};
 
-use crate::{io, progress};
+use crate::{flags, io, progress};
 
 /// Which model runs, and how it computes.
 #[derive(Debug, Clone, clap::Args)]
@@ -17,14 +17,25 @@ pub struct ModelArgs {
     /// Directory of the checkpoint: config.json, tokenizer.json and safetensors files.
     ///
     /// A relative path starts at the current directory.
-    #[arg(long, value_name = "DIR", default_value = "models/v41-demo")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "models/v41-demo",
+        allow_hyphen_values = true
+    )]
     pub model: PathBuf,
     /// Where the model runs: cpu, or cuda:N for GPU number N (in a build with the feature cuda).
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        default_value_t = DeviceArg::Cpu,
+        value_parser = flags::text(str::parse::<DeviceArg>),
+        allow_hyphen_values = true
+    )]
     pub device: DeviceArg,
     /// Type of activations: f32 is the clean reference, bf16 as released. Without the flag, f32 on
     /// the CPU and bf16 on a GPU.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, allow_hyphen_values = true)]
     pub dtype: Option<DTypeArg>,
     /// Keep cached values as they are, instead of rounding them to the formats of the released
     /// cache.

@@ -15,7 +15,7 @@ use crate::model::{Checkpoint, ModelArgs, blame};
 use crate::output::{Score, score_table};
 use crate::progress;
 use crate::windows::{Texts, Window};
-use crate::{count, parse_count, parse_positive};
+use crate::{count, flags};
 
 const AFTER_HELP: &str = "\
 The fields of a JSON object:
@@ -31,8 +31,8 @@ The fields of a JSON object:
 
 The table comes when all is measured.
 
-RAYON_NUM_THREADS sets how many threads compute: one for each core by default, at most 256, or four
-for each core where that is more.";
+RAYON_NUM_THREADS sets how many threads compute: 0, the default, is one for each core; at most 256,
+or four for each core where that is more.";
 
 /// Measures how well a DeepSeek-V4.1 decoder predicts held-out text under each replay policy.
 ///
@@ -62,16 +62,18 @@ pub struct PerplexityArgs {
         value_name = "N",
         value_delimiter = ',',
         default_value = "128,512,1024,2048",
-        value_parser = parse_positive,
-        allow_negative_numbers = true
+        value_parser = flags::text(flags::one_of_positive),
+        allow_hyphen_values = true
     )]
     pub contexts: Vec<usize>,
-    /// Policies to compare; differences are from the first.
+    /// Policies to compare, separated by commas; differences are from the first.
     #[arg(
         long,
         value_name = "POLICY",
         value_delimiter = ',',
-        default_value = "off,prompt-tail,exact"
+        default_value = "off,prompt-tail,exact",
+        value_parser = flags::text(flags::one_of_policies),
+        allow_hyphen_values = true
     )]
     pub policies: Vec<ReplayPolicy>,
     /// Tokens of a context to compute at a time at most, 1 or above [default: the whole context].
@@ -81,8 +83,8 @@ pub struct PerplexityArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = parse_count::<NonZeroUsize>,
-        allow_negative_numbers = true
+        value_parser = flags::text(flags::counting::<NonZeroUsize>),
+        allow_hyphen_values = true
     )]
     pub chunk: Option<NonZeroUsize>,
     /// Rows at the end of a context to score, 1 or above.
@@ -90,8 +92,8 @@ pub struct PerplexityArgs {
         long,
         value_name = "N",
         default_value = "8",
-        value_parser = parse_count::<NonZeroU32>,
-        allow_negative_numbers = true
+        value_parser = flags::text(flags::counting::<NonZeroU32>),
+        allow_hyphen_values = true
     )]
     pub last_rows: NonZeroU32,
     /// Contexts per text and length, 1 or above, spread evenly over the text.
@@ -99,8 +101,8 @@ pub struct PerplexityArgs {
         long,
         value_name = "N",
         default_value = "8",
-        value_parser = parse_count::<NonZeroU32>,
-        allow_negative_numbers = true
+        value_parser = flags::text(flags::counting::<NonZeroU32>),
+        allow_hyphen_values = true
     )]
     pub windows: NonZeroU32,
     /// Print one JSON object per length and policy instead of a table; --help lists its fields.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 
+use crate::flags;
 use crate::io;
 use crate::model::Checkpoint;
 
@@ -16,12 +17,17 @@ pub struct PromptArgs {
     ///
     /// Any other backslash stays as it is. The beginning-of-text token comes first by itself; the
     /// spelling of any special token of tokenizer.json becomes that token, here and in a file.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        value_parser = flags::text(|text| Ok::<_, String>(text.to_owned())),
+        allow_hyphen_values = true
+    )]
     pub prompt: Vec<String>,
     /// A file that is a prompt, as it stands; - is standard input. Comes after every --prompt.
     ///
     /// Backslashes stay as they are, and so do line ends, the last one too.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", allow_hyphen_values = true)]
     pub prompt_file: Vec<PathBuf>,
 }
 

@@ -6,7 +6,7 @@ use anyhow::Context;
 use deepseek_model::sampler::SamplingConfig;
 use serde::de::DeserializeOwned;
 
-use crate::{parse_positive, parse_whole};
+use crate::flags;
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -20,15 +20,15 @@ pub struct SamplingArgs {
     pub greedy: bool,
     /// Divide the logits by this before drawing; 0 is greedy [default: that of
     /// `generation_config.json` in the model directory, else 1].
-    #[arg(long, value_name = "T", value_parser = parse_temperature, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", value_parser = flags::text(parse_temperature), allow_hyphen_values = true)]
     pub temperature: Option<f64>,
     /// Draw among the K most probable tokens only [default: that of
     /// `generation_config.json`, else all].
-    #[arg(long, value_name = "K", value_parser = parse_positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", value_parser = flags::text(flags::positive), allow_hyphen_values = true)]
     pub top_k: Option<usize>,
     /// Draw among the most probable tokens that make up this share, above 0 and at most 1 [default:
     /// that of `generation_config.json`, else 1].
-    #[arg(long, value_name = "P", value_parser = parse_top_p, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = flags::text(parse_top_p), allow_hyphen_values = true)]
     pub top_p: Option<f64>,
     /// Seed of the random choices: the same seed gives the same text.
     ///
@@ -39,8 +39,8 @@ pub struct SamplingArgs {
         long,
         value_name = "N",
         default_value_t = 0,
-        value_parser = parse_whole::<u64>,
-        allow_negative_numbers = true
+        value_parser = flags::text(flags::whole::<u64>),
+        allow_hyphen_values = true
     )]
     pub seed: u64,
 }
@@ -265,6 +265,6 @@ mod tests {
         insta::assert_snapshot!(parse_top_p("1.5").unwrap_err(), @"top_p is 1.5: expected above 0 and at most 1");
         insta::assert_snapshot!(parse_temperature("-1").unwrap_err(), @"temperature is -1: expected a finite number, 0 (greedy) or above");
         insta::assert_snapshot!(parse_temperature("hot").unwrap_err(), @"expected a number, such as 0.7");
-        insta::assert_snapshot!(parse_positive("0").unwrap_err(), @"expected a whole number, 1 or more");
+        insta::assert_snapshot!(flags::positive("0").unwrap_err(), @"expected a whole number, 1 or more");
     }
 }

@@ -184,7 +184,7 @@ fn an_absurd_number_of_threads_is_refused() {
     let (out, err) = texts(&output);
     assert_eq!(out, "");
     assert!(
-        err.starts_with("error: RAYON_NUM_THREADS=1000000: expected a number of threads, at most "),
+        err.starts_with("error: RAYON_NUM_THREADS=1000000: expected a number of threads, 0 (one for each core) to "),
         "{err}"
     );
 }

@@ -188,8 +188,8 @@ fn numbers_that_cannot_be_are_refused_by_name() {
         let error = PerplexityArgs::try_parse_from(["perplexity", flag, value]).unwrap_err();
         error.to_string().lines().next().unwrap().to_owned()
     };
-    insta::assert_snapshot!(refuse("--contexts", "-1"), @"error: invalid value '-1' for '--contexts <N>': expected a whole number, 1 or more");
-    insta::assert_snapshot!(refuse("--contexts", "128,,512"), @"error: invalid value '' for '--contexts <N>': expected a whole number, 1 or more");
+    insta::assert_snapshot!(refuse("--contexts", "-1"), @"error: invalid value '-1' for '--contexts <N>': expected a whole number, 1 or more; several are separated by commas, without blanks");
+    insta::assert_snapshot!(refuse("--contexts", "128,,512"), @"error: invalid value '' for '--contexts <N>': expected a whole number, 1 or more; several are separated by commas, without blanks");
     insta::assert_snapshot!(refuse("--last-rows", "0"), @"error: invalid value '0' for '--last-rows <N>': expected a whole number, 1 or more");
     insta::assert_snapshot!(refuse("--last-rows", "4294967296"), @"error: invalid value '4294967296' for '--last-rows <N>': expected a smaller number");
     insta::assert_snapshot!(refuse("--windows", "0"), @"error: invalid value '0' for '--windows <N>': expected a whole number, 1 or more");

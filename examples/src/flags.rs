@@ -1,0 +1,84 @@
+//! From a command line to flags, and what a refusal says: which flag, what came, what would do.
+
+use std::ffi::OsString;
+use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
+use std::str::FromStr;
+
+use clap::Parser;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use deepseek_model::ReplayPolicy;
+
+use crate::io;
+
+/// Parses a command line, the program's name first.
+///
+/// # Errors
+/// What clap says. No program here takes an argument without a flag: of one that came, it also says
+/// what it may have been meant for.
+pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, clap::Error> {
+    A::try_parse_from(args).map_err(|mut refusal| {
+        let stray = match refusal.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(arg)) => !arg.starts_with('-'),
+            _ => false,
+        };
+        if refusal.kind() == ErrorKind::UnknownArgument && stray {
+            let tip = "the values of one flag are separated by commas, a text with blanks stands in \
+                       quotes";
+            let tip = ContextValue::StyledStrs(vec![tip.into()]);
+            refusal.insert(ContextKind::Suggested, tip);
+        }
+        refusal
+    })
+}
+
+/// A flag's value from its text. Of a value that is no UTF-8 clap's own message does not say whose it
+/// is.
+pub(crate) fn text<T, E>(
+    parse: impl Fn(&str) -> Result<T, E> + Clone + Send + Sync + 'static,
+) -> impl TypedValueParser<Value = T>
+where
+    T: Clone + Send + Sync + 'static,
+    E: std::fmt::Display + 'static,
+{
+    OsStringValueParser::new().try_map(move |value: OsString| {
+        let text = io::utf8(value.into_encoded_bytes()).map_err(|error| error.to_string())?;
+        parse(&text).map_err(|error| error.to_string())
+    })
+}
+
+/// Parses the whole number of a flag. The standard library's message for one that is none, "invalid
+/// digit found in string", does not say what would do.
+pub(crate) fn whole<N: FromStr<Err = ParseIntError>>(text: &str) -> Result<N, String> {
+    from(0, text)
+}
+
+/// The same for a `NonZero` number.
+pub(crate) fn counting<N: FromStr<Err = ParseIntError>>(text: &str) -> Result<N, String> {
+    from(1, text)
+}
+
+/// The same for a number that may not be zero.
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
+    counting(text).map(NonZeroUsize::get)
+}
+
+/// One of several such numbers.
+pub(crate) fn one_of_positive(text: &str) -> Result<usize, String> {
+    let separated = |refusal| format!("{refusal}; several are separated by commas, without blanks");
+    positive(text).map_err(separated)
+}
+
+/// One of several policies.
+pub(crate) fn one_of_policies(text: &str) -> Result<ReplayPolicy, String> {
+    let policy = text.parse::<ReplayPolicy>();
+    policy.map_err(|refusal| format!("{refusal}; several are separated by commas, without blanks"))
+}
+
+/// `least` is the smallest number of the type.
+fn from<N: FromStr<Err = ParseIntError>>(least: u8, text: &str) -> Result<N, String> {
+    text.parse().map_err(|error: N::Err| match error.kind() {
+        IntErrorKind::PosOverflow => "expected a smaller number".to_owned(),
+        _ => format!("expected a whole number, {least} or more"),
+    })
+}

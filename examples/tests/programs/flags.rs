@@ -1,0 +1,88 @@
+//! Values that a flag refuses: each message says whose value it is.
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory, Parser};
+use replay_examples::flags::parse;
+use replay_examples::generate::GenerateArgs;
+use replay_examples::perplexity::PerplexityArgs;
+
+/// The first line of what a refused command line gets; none of one that is fine.
+fn refusal<A: Parser>(args: &[OsString]) -> Option<String> {
+    let program = OsString::from("program");
+    let refusal = parse::<A>(std::iter::once(&program).chain(args).cloned()).err()?;
+    assert_eq!(refusal.exit_code(), 2);
+    Some(refusal.to_string().lines().next().unwrap().to_owned())
+}
+
+/// What is no value of any number or name: clap alone takes the first three for flags, and of the
+/// last does not say whose it is.
+fn strange() -> Vec<OsString> {
+    let mut values: Vec<OsString> = ["-x", "-inf", "-1e-9"].map(OsString::from).to_vec();
+    #[cfg(unix)]
+    values.push(std::os::unix::ffi::OsStringExt::from_vec(b"a\xff".to_vec()));
+    values
+}
+
+/// Path flags take any value, and of `--text` what begins with a hyphen ends the list.
+fn every_flag_names_itself<A: Parser + CommandFactory>() {
+    let command = A::command();
+    let takes_one = |arg: &&clap::Arg| {
+        arg.get_action().takes_values() && arg.get_num_args().is_none_or(|n| n.max_values() == 1)
+    };
+    let flags: Vec<&str> = command
+        .get_arguments()
+        .filter(takes_one)
+        .filter_map(clap::Arg::get_long)
+        .collect();
+    assert!(flags.len() > 5, "{flags:?}");
+    for flag in flags {
+        for value in strange() {
+            let args = [format!("--{flag}").into(), value.clone()];
+            match refusal::<A>(&args) {
+                Some(text) => assert!(text.contains(&format!("for '--{flag} <")), "{flag}: {text}"),
+                None => assert!(
+                    ["prompt", "prompt-file", "model"].contains(&flag),
+                    "{flag} takes {}",
+                    value.display()
+                ),
+            }
+        }
+    }
+}
+
+#[test]
+fn no_value_is_taken_for_a_flag_or_refused_without_its_flag() {
+    every_flag_names_itself::<GenerateArgs>();
+    every_flag_names_itself::<PerplexityArgs>();
+}
+
+#[cfg(unix)]
+#[test]
+fn text_that_is_no_utf_8_is_refused_by_its_flag() {
+    let value = std::os::unix::ffi::OsStringExt::from_vec(b"a\xff".to_vec());
+    let text = refusal::<GenerateArgs>(&["--prompt".into(), value]).unwrap();
+    insta::assert_snapshot!(text, @"error: invalid value 'a�' for '--prompt <TEXT>': expected UTF-8 text, got byte 0xff at offset 1");
+}
+
+#[test]
+fn a_list_that_is_no_list_is_told_of_commas() {
+    let refuse = |args: &[&str]| {
+        let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+        refusal::<PerplexityArgs>(&args).unwrap()
+    };
+    insta::assert_snapshot!(refuse(&["--contexts", "128 256"]), @"error: invalid value '128 256' for '--contexts <N>': expected a whole number, 1 or more; several are separated by commas, without blanks");
+    insta::assert_snapshot!(refuse(&["--contexts", "128, 256"]), @"error: invalid value ' 256' for '--contexts <N>': expected a whole number, 1 or more; several are separated by commas, without blanks");
+    insta::assert_snapshot!(refuse(&["--policies", "off;exact"]), @r#"error: invalid value 'off;exact' for '--policies <POLICY>': no replay policy is called "off;exact": expected off, step-tail, prompt-tail or exact; several are separated by commas, without blanks"#);
+
+    let stray = ["program", "--contexts", "128", "256"].map(OsString::from);
+    let text = parse::<PerplexityArgs>(stray).unwrap_err().to_string();
+    insta::assert_snapshot!(text.lines().take(3).collect::<Vec<_>>().join("\n"), @r"
+    error: unexpected argument '256' found
+
+      tip: the values of one flag are separated by commas, a text with blanks stands in quotes
+    ");
+    // An unknown flag is something else.
+    let unknown = parse::<PerplexityArgs>(["program", "--what"].map(OsString::from));
+    assert!(!unknown.unwrap_err().to_string().contains("commas"));
+}
