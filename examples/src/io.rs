@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use clap::Parser;
 use deepseek_model::tokenizer;
 
-use crate::{flags, threads};
+use crate::{backtraces, flags, streams, threads};
 
 /// Where a program reads and writes.
 pub struct Io<'a> {
@@ -32,7 +32,11 @@ pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<(
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Nobody is left to tell if this fails too.
-            let _ = writeln!(io::stderr(), "error: {error:#}");
+            let _ = writeln!(
+                io::stderr(),
+                "error: {}",
+                backtraces::cut(&format!("{error:#}"))
+            );
             ExitCode::FAILURE
         }
     }
@@ -41,7 +45,7 @@ pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<(
 fn run<A: Parser>(
     program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut out = Named("standard output", stdout::open()?);
+    let mut out = Named("standard output", streams::stdout()?);
     let args = match flags::parse(std::env::args_os()) {
         Ok(args) => args,
         // `--help` and `--version`: a result as any other.
@@ -53,7 +57,7 @@ fn run<A: Parser>(
     program(
         &args,
         &mut Io {
-            stdin: &mut io::stdin().lock(),
+            stdin: &mut streams::Stdin::default(),
             out: &mut out,
             // Not locked: progress bars write there from threads of their own.
             err: &mut io::stderr(),
@@ -71,49 +75,6 @@ fn hide_caught_panics() {
             show(panic);
         }
     }));
-}
-
-/// Standard output, and whether it is there at all.
-#[cfg(unix)]
-mod stdout {
-    use std::fs::File;
-    use std::io::{self, LineWriter};
-    use std::os::fd::AsFd;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    /// `EBADF`, the same number on every Unix.
-    const BAD_DESCRIPTOR: i32 = 9;
-
-    static CLOSED: AtomicBool = AtomicBool::new(false);
-
-    /// Looks before `main`: by then the standard library has put `/dev/null` in the place of a closed
-    /// stream, and whoever handed in `/dev/null` does so on purpose. This is one system call on a
-    /// descriptor, and needs nothing of what the standard library sets up for `main`.
-    #[ctor::ctor]
-    fn look() {
-        let copy = io::stdout().as_fd().try_clone_to_owned();
-        let closed = copy.is_err_and(|error| error.raw_os_error() == Some(BAD_DESCRIPTOR));
-        CLOSED.store(closed, Ordering::Relaxed);
-    }
-
-    /// A copy of the descriptor: [`io::stdout`] takes writes to one that is not open for writing
-    /// (`1< file`) and drops them.
-    pub(super) fn open() -> anyhow::Result<LineWriter<File>> {
-        anyhow::ensure!(
-            !CLOSED.load(Ordering::Relaxed),
-            "standard output is closed: expected a place for the result"
-        );
-        let copy = io::stdout().as_fd().try_clone_to_owned()?;
-        Ok(LineWriter::new(copy.into()))
-    }
-}
-
-/// Standard output.
-#[cfg(not(unix))]
-mod stdout {
-    pub(super) fn open() -> anyhow::Result<std::io::Stdout> {
-        Ok(std::io::stdout())
-    }
 }
 
 /// Reads a text file.

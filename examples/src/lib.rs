@@ -3,6 +3,7 @@
 //! Each program is a struct of flags and a `run` that takes its streams as arguments, so that tests
 //! drive it without a process: [`generate`] and [`perplexity`]. The other modules are shared.
 
+mod backtraces;
 pub mod flags;
 pub mod generate;
 pub mod graphs;
@@ -14,6 +15,7 @@ pub mod picture;
 pub mod progress;
 pub mod prompts;
 pub mod sampling;
+mod streams;
 mod threads;
 pub mod windows;
 

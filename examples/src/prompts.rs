@@ -122,7 +122,7 @@ fn read(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<String> {
     if path.as_os_str() != "-" {
         return io::read_text(path);
     }
-    io::utf8(io::read_bytes(stdin)?)
+    io::utf8(io::read_bytes(stdin).context("cannot read standard input")?)
 }
 
 /// Replaces `\n`, `\t` and `\\`; any other backslash stays, so that most texts need no thought.

@@ -158,6 +158,29 @@ fn a_result_that_goes_nowhere_is_an_error() {
     assert_eq!(texts(&output).1, message);
 }
 
+/// The standard library takes both for one that is empty.
+#[cfg(unix)]
+#[test]
+fn a_prompt_that_cannot_be_read_is_no_empty_one() {
+    let flags = ["--prompt-file", "-", "--max-new-tokens", "1"];
+    for (redirection, reason) in [
+        ("<&-", "it is closed"),
+        ("0>/dev/null", "Bad file descriptor (os error 9)"),
+    ] {
+        let output = redirected("generate", &flags, redirection);
+        assert_eq!(output.status.code(), Some(1), "{redirection}");
+        let message = format!("error: --prompt-file -: cannot read standard input: {reason}\n");
+        assert_eq!(texts(&output).1, message, "{redirection}");
+    }
+    let output = redirected("generate", &flags, "</dev/null");
+    let message = "error: --prompt-file -: the prompt is empty\n";
+    assert_eq!(texts(&output).1, message);
+    // Nobody reads it.
+    assert!(redirected("generate", &ONE_TOKEN, "<&-").status.success());
+    let piped = redirected("generate", &flags, "<LICENSE-MIT");
+    assert!(piped.status.success(), "{}", texts(&piped).1);
+}
+
 /// `/dev/null` that was asked for, however it was opened.
 #[cfg(unix)]
 #[test]
