@@ -14,11 +14,13 @@ use crate::graphs::GraphArgs;
 use crate::flags;
 use crate::io::Io;
 use crate::model::{Checkpoint, ModelArgs, blame};
-use crate::output::{Record, Summary, heading, logprob_table, phase_table};
+use crate::output::{Record, heading, logprob_table, spelled};
 use crate::picture::{Picture, RowMap};
 use crate::progress;
 use crate::prompts::{Prompt, PromptArgs};
 use crate::sampling::SamplingArgs;
+use crate::steps::phase_table;
+use crate::summary::Summary;
 
 /// Prompt rows of a step at most when every row's logits are wanted: with a vocabulary of 129,280
 /// these take half a megabyte a row. Every row runs, so shorter chunks drop nothing.
@@ -152,6 +154,7 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         ids: &ids,
         generator,
         maps,
+        positions: model.config().max_positions,
     }
     .run(io)
 }
@@ -195,6 +198,8 @@ struct Session<'a> {
     generator: Generator,
     /// Of each prompt, which rows ran.
     maps: Vec<RowMap>,
+    /// Of the model.
+    positions: usize,
 }
 
 impl Session<'_> {
@@ -273,11 +278,7 @@ impl Session<'_> {
         // Where no text was asked for, an empty one is not worth a line.
         let has_text = self.args.max_new_tokens > 0;
         if count > 1 && (has_text || self.args.logprobs) {
-            writeln!(
-                out,
-                "{}",
-                heading(prompt, count, &self.prompts[prompt].text)
-            )?;
+            writeln!(out, "{}", heading(prompt, count, &self.prompts[prompt]))?;
         }
         match has_text {
             true if count > 1 => writeln!(out, "{}\n", self.tokenizer.decode(&result.ids)?)?,
@@ -289,7 +290,7 @@ impl Session<'_> {
             let of_output = result.logprobs.iter().map(Some);
             let logprobs = of_prompt.chain(of_output).map(Option::<&f32>::copied);
             let tokens = self.ids[prompt].iter().chain(&result.ids);
-            let tokens = tokens.map(|id| self.tokenizer.decode(&[*id]));
+            let tokens = tokens.map(|&id| spelled(self.tokenizer, id));
             let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
             writeln!(out, "{}", logprob_table(tokens.into_iter().zip(logprobs)))?;
         }
@@ -306,8 +307,12 @@ impl Session<'_> {
     /// Tells a person what it took.
     fn explain(&self, err: &mut dyn Write) -> io::Result<()> {
         if self.args.explain {
-            for (prompt, map) in self.prompts.iter().zip(&self.maps) {
-                writeln!(err, "{}", prompt.source)?;
+            let count = self.prompts.len();
+            for (index, (prompt, map)) in self.prompts.iter().zip(&self.maps).enumerate() {
+                match count {
+                    1 => writeln!(err, "{}", prompt.source)?,
+                    _ => writeln!(err, "{}", heading(index, count, prompt))?,
+                }
                 write!(err, "{}", map.picture(PICTURE_COLUMNS))?;
             }
             writeln!(err, "{}\n", Picture::LEGEND)?;
@@ -315,6 +320,7 @@ impl Session<'_> {
         let chosen = |result: &Generation| {
             result.ids.len() + usize::from(result.finish == Some(FinishReason::Stop))
         };
+        let cut_off = |result: &&Generation| result.finish == Some(FinishReason::Positions);
         let summary = Summary {
             cost: self.generator.summary(),
             chosen: self.generator.results().map(chosen).sum(),
@@ -326,6 +332,8 @@ impl Session<'_> {
             maps: &self.maps,
             policy: self.args.replay,
             logprobs: self.args.logprobs,
+            cut_off: self.generator.results().filter(cut_off).count(),
+            positions: self.positions,
         };
         write!(err, "{summary}")?;
         write!(err, "{}", phase_table(self.generator.summary()))

@@ -16,6 +16,8 @@ pub mod progress;
 pub mod prompts;
 pub mod sampling;
 mod streams;
+pub mod steps;
+pub mod summary;
 mod threads;
 pub mod windows;
 

@@ -1,13 +1,13 @@
-//! What results look like on stdout, and the summary that goes to stderr.
+//! What results look like on stdout.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
-use deepseek_model::{FinishReason, GenerateSummary, Generation, ReplayPolicy, StepCounts};
-use indicatif::HumanCount;
+use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
+use deepseek_model::{FinishReason, Generation};
 use serde::Serialize;
 
 use crate::picture::RowMap;
+use crate::prompts::{Prompt, Source};
 use crate::{count, decimals};
 
 /// Longest part of a prompt that a heading shows, in characters.
@@ -79,180 +79,49 @@ fn finish_name(reason: FinishReason) -> &'static str {
     }
 }
 
-/// The line above the result of prompt number `index` of `count`.
-pub fn heading(index: usize, count: usize, prompt: &str) -> String {
-    let mut shown: String = prompt.chars().take(HEADING_CHARS).collect();
-    if shown.len() < prompt.len() {
+/// The line above the result of prompt number `index` of `count`: texts may begin alike, files do not
+/// have one name.
+pub fn heading(index: usize, count: usize, prompt: &Prompt) -> String {
+    let text = &prompt.text;
+    let mut shown: String = text.chars().take(HEADING_CHARS).collect();
+    if shown.len() < text.len() {
         shown.push('…');
     }
-    format!("=== {} of {count}: {shown:?}", index + 1)
+    let file = match &prompt.source {
+        Source::Flag(_) => String::new(),
+        Source::File(path) if path.as_os_str() == "-" => ", standard input".to_owned(),
+        Source::File(path) => format!(", {}", path.display()),
+    };
+    format!("=== {} of {count}{file}: {shown:?}", index + 1)
 }
 
-/// A table of tokens and their log-probabilities; a token without one is the first of a prompt.
+/// A token as a table shows it: quoted, or as `b"..."` if it is only a part of a character.
+///
+/// # Errors
+/// The tokenizer fails on the id.
+pub fn spelled(tokenizer: &Tokenizer, id: u32) -> Result<String, TokenizerError> {
+    let text = tokenizer.decode(&[id])?;
+    if !text.contains(char::REPLACEMENT_CHARACTER) {
+        return Ok(format!("{text:?}"));
+    }
+    Ok(match tokenizer.bytes(id).map(String::from_utf8) {
+        // The token for U+FFFD itself.
+        Some(Ok(text)) => format!("{text:?}"),
+        Some(Err(part)) => format!("b\"{}\"", part.as_bytes().escape_ascii()),
+        None => format!("{text:?}, token {id}"),
+    })
+}
+
+/// A table of tokens, as [`spelled`] gives them, and their log-probabilities; a token without one is the first of a prompt.
 pub fn logprob_table(tokens: impl IntoIterator<Item = (String, Option<f32>)>) -> String {
     let mut table =
         "log-probability, in nats, of each token of prompt and output given those before it:\n"
             .to_owned();
     for (token, logprob) in tokens {
         let value = logprob.map_or_else(|| "-".to_owned(), |value| decimals(value.into()));
-        let _ = writeln!(table, "{value:>10}  {token:?}");
+        let _ = writeln!(table, "{value:>10}  {token}");
     }
     table
-}
-
-/// What a batch cost, for a person.
-pub struct Summary<'a> {
-    /// Tokens and times.
-    pub cost: &'a GenerateSummary,
-    /// Tokens that were chosen, those that ended a text included.
-    pub chosen: usize,
-    /// First-token times of the prompts that have one.
-    pub first_tokens: Vec<Duration>,
-    /// The rows of each prompt.
-    pub maps: &'a [RowMap],
-    /// The replay policy.
-    pub policy: ReplayPolicy,
-    /// Whether every prompt row was read, so that none could be dropped.
-    pub logprobs: bool,
-}
-
-impl std::fmt::Display for Summary<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let cost = self.cost;
-        write!(
-            f,
-            "prefill  {}{}",
-            count(cost.prefill_tokens, "token"),
-            pace(cost.prefill_tokens, cost.prefill_time)
-        )?;
-        let first = self.first_tokens.iter().min().copied().map(seconds);
-        let last = self.first_tokens.iter().max().copied().map(seconds);
-        if let (Some(first), Some(last)) = (first, last) {
-            let one = self.first_tokens.len() == 1;
-            let range = if first == last {
-                first
-            } else {
-                format!("{first} to {last}")
-            };
-            write!(
-                f,
-                "; first token{} after {range}",
-                if one { "" } else { "s" }
-            )?;
-        }
-        writeln!(f)?;
-        if cost.decode_tokens > 0 {
-            // The step that ends a prefill gives a token too, and so may its decode rows.
-            let others = match self.chosen.saturating_sub(cost.decode_tokens) {
-                0 => String::new(),
-                1 => "; the other came with the prefill".to_owned(),
-                n => format!("; the other {} came with the prefill", HumanCount(n as u64)),
-            };
-            writeln!(
-                f,
-                "decode   {} of {}{}{others}",
-                HumanCount(cost.decode_tokens as u64),
-                count(self.chosen, "token"),
-                pace(cost.decode_tokens, cost.decode_time)
-            )?;
-        }
-        let run: usize = self.maps.iter().map(RowMap::prefill_row_layers).sum();
-        let all: usize = self
-            .maps
-            .iter()
-            .map(RowMap::prefill_row_layers_without_replay)
-            .sum();
-        write!(
-            f,
-            "replay   {}: {} of {} of the prefill ran ({:.0} %)",
-            self.policy,
-            HumanCount(run as u64),
-            count(all, "row-layer"),
-            100.0 * run as f64 / all.max(1) as f64
-        )?;
-        if self.logprobs && self.policy != ReplayPolicy::Off {
-            write!(f, "; --logprobs reads every row, so none is dropped")?;
-        }
-        writeln!(f)?;
-        writeln!(f, "steps    {}", steps(&cost.steps))
-    }
-}
-
-/// Where the time of prefill and decode steps went, phase by phase; nothing if it was not measured.
-pub fn phase_table(cost: &GenerateSummary) -> String {
-    let (prefill, decode) = (cost.prefill_phases, cost.decode_phases);
-    if prefill.or(decode).is_none() {
-        return String::new();
-    }
-    let [prefill, decode] = [prefill, decode].map(Option::unwrap_or_default);
-    let ms = |time: Duration| format!("{:.3}", time.as_secs_f64() * 1e3);
-    let mut table = format!("{:<16}{:>12}{:>12}\n", "phase, ms", "prefill", "decode");
-    let phases = prefill.phases().into_iter().zip(decode.phases());
-    let sums = [("total", prefill.total(), decode.total())];
-    let rows = phases.map(|((name, prefill), (_, decode))| (name, prefill, decode));
-    for (name, prefill, decode) in rows.chain(sums) {
-        let _ = writeln!(table, "{name:<16}{:>12}{:>12}", ms(prefill), ms(decode));
-    }
-    table
-}
-
-/// `1 prefill: eager, dropped rows; 127 decode: 2 eager, 125 full`, without what there was none of.
-fn steps(counts: &StepCounts) -> String {
-    let kinds = [
-        ("prefill", counts.prefill),
-        ("mixed", counts.mixed),
-        ("decode", counts.decode),
-    ];
-    let kinds = kinds.iter().filter(|(_, modes)| modes.total().steps > 0);
-    let kinds = kinds.map(|(kind, modes)| {
-        let total = modes.total();
-        let named = [
-            ("eager", modes.eager),
-            ("piecewise", modes.piecewise),
-            ("full", modes.full),
-        ];
-        let named = named.iter().filter(|(_, count)| count.steps > 0);
-        let named = named.map(|(mode, count)| {
-            if count.steps == total.steps {
-                return (*mode).to_owned();
-            }
-            format!("{} {mode}", HumanCount(count.steps as u64))
-        });
-        let named = named.collect::<Vec<_>>().join(", ");
-        let trimmed = match total.trimmed {
-            0 => String::new(),
-            n if n == total.steps => ", dropped rows".to_owned(),
-            n => format!(", {} dropped rows", HumanCount(n as u64)),
-        };
-        format!(
-            "{} {kind}: {named}{trimmed}",
-            HumanCount(total.steps as u64)
-        )
-    });
-    kinds.collect::<Vec<_>>().join("; ")
-}
-
-/// ` in 0.52 s, 1,969 tokens/s`; nothing of what took no time.
-fn pace(tokens: usize, time: Duration) -> String {
-    let rate = tokens as f64 / time.as_secs_f64();
-    if !rate.is_finite() {
-        return String::new();
-    }
-    let rate = if rate < 100.0 {
-        format!("{rate:.1}")
-    } else {
-        HumanCount(rate as u64).to_string()
-    };
-    format!(" in {}, {rate} tokens/s", seconds(time))
-}
-
-/// Seconds with two decimals, below one in milliseconds.
-fn seconds(time: Duration) -> String {
-    if time < Duration::from_secs(1) {
-        format!("{} ms", time.as_millis())
-    } else {
-        format!("{:.2} s", time.as_secs_f64())
-    }
 }
 
 /// What a policy scores on contexts of one length: a line of a table or of JSON.
@@ -319,7 +188,8 @@ pub fn score_table(scores: &[Score]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use deepseek_model::{ModeCounts, StepCount};
+    use std::path::Path;
+    use std::time::Duration;
 
     use super::*;
 
@@ -347,17 +217,39 @@ mod tests {
 
     #[test]
     fn headings_are_short_and_on_one_line() {
-        assert_eq!(heading(0, 2, "a\nb"), r#"=== 1 of 2: "a\nb""#);
-        let long = heading(1, 2, &"é".repeat(50));
+        let heading = |index, source, text: &str| {
+            let text = text.to_owned();
+            heading(index, 2, &Prompt { source, text })
+        };
+        assert_eq!(heading(0, Source::Flag(1), "a\nb"), r#"=== 1 of 2: "a\nb""#);
+        let long = heading(1, Source::Flag(2), &"é".repeat(50));
         assert_eq!(long, format!("=== 2 of 2: \"{}…\"", "é".repeat(40)));
+        // Texts that begin alike.
+        let file = Source::File("acts/3.txt".into());
+        let act = heading(1, file, &"ACT ".repeat(20));
+        insta::assert_snapshot!(act, @r#"=== 2 of 2, acts/3.txt: "ACT ACT ACT ACT ACT ACT ACT ACT ACT ACT …""#);
+    }
+
+    /// U+FFFD stands for any part of any character: two such tokens would look alike.
+    #[test]
+    fn a_part_of_a_character_is_told_by_its_bytes() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/v41-demo");
+        let tokenizer = Tokenizer::load(demo).unwrap();
+        let spelled = |text: &str| {
+            let ids = tokenizer.encode(text).unwrap();
+            let tokens = ids.iter().map(|&id| spelled(&tokenizer, id).unwrap());
+            tokens.collect::<Vec<_>>().join(" ")
+        };
+        insta::assert_snapshot!(spelled("a\n✓<｜end▁of▁sentence｜>"), @r#""a" "\n" b"\xe2" b"\x9c" b"\x93" "<｜end▁of▁sentence｜>""#);
+        insta::assert_snapshot!(spelled("\u{fffd}"), @r#"b"\xef" b"\xbf" b"\xbd""#);
     }
 
     #[test]
     fn log_probabilities_line_up() {
         let tokens = [
-            ("<s>".to_owned(), None),
-            (" the\n".to_owned(), Some(-12.345_67)),
-            ("!".to_owned(), Some(-0.000_01)),
+            (r#""<s>""#.to_owned(), None),
+            (r#"" the\n""#.to_owned(), Some(-12.345_67)),
+            (r#""!""#.to_owned(), Some(-0.000_01)),
         ];
         insta::assert_snapshot!(logprob_table(tokens), @r#"
         log-probability, in nats, of each token of prompt and output given those before it:
@@ -365,84 +257,6 @@ mod tests {
           -12.3457  " the\n"
             0.0000  "!"
         "#);
-    }
-
-    #[test]
-    fn the_summary_says_what_it_cost() {
-        let of = |steps, trimmed| StepCount { steps, trimmed };
-        let cost = GenerateSummary {
-            prefill_tokens: 1024,
-            prefill_time: Duration::from_millis(520),
-            decode_tokens: 63,
-            decode_time: Duration::from_secs(2),
-            steps: StepCounts {
-                prefill: ModeCounts {
-                    piecewise: of(3, 3),
-                    eager: of(1, 0),
-                    ..Default::default()
-                },
-                mixed: ModeCounts {
-                    piecewise: of(2, 2),
-                    ..Default::default()
-                },
-                decode: ModeCounts {
-                    full: of(1063, 0),
-                    ..Default::default()
-                },
-            },
-            ..Default::default()
-        };
-        let summary = |chosen, first_tokens: &[u64], logprobs| {
-            let first_tokens = first_tokens.iter().copied().map(Duration::from_millis);
-            Summary {
-                cost: &cost,
-                chosen,
-                first_tokens: first_tokens.collect(),
-                maps: &[],
-                policy: ReplayPolicy::PromptTail,
-                logprobs,
-            }
-            .to_string()
-        };
-        insta::assert_snapshot!(summary(64, &[530], false), @r"
-        prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first token after 530 ms
-        decode   63 of 64 tokens in 2.00 s, 31.5 tokens/s; the other came with the prefill
-        replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %)
-        steps    4 prefill: 1 eager, 3 piecewise, 3 dropped rows; 2 mixed: piecewise, dropped rows; 1,063 decode: full
-        ");
-        insta::assert_snapshot!(summary(1065, &[530, 1530], true), @r"
-        prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first tokens after 530 ms to 1.53 s
-        decode   63 of 1,065 tokens in 2.00 s, 31.5 tokens/s; the other 1,002 came with the prefill
-        replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %); --logprobs reads every row, so none is dropped
-        steps    4 prefill: 1 eager, 3 piecewise, 3 dropped rows; 2 mixed: piecewise, dropped rows; 1,063 decode: full
-        ");
-        // Times that look the same are one time.
-        insta::assert_snapshot!(summary(65, &[1530, 1531], false).lines().next().unwrap(), @"prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first tokens after 1.53 s");
-        let cost = GenerateSummary {
-            prefill_tokens: 1,
-            prefill_time: Duration::from_millis(10),
-            steps: StepCounts {
-                prefill: ModeCounts {
-                    eager: of(1, 0),
-                    ..Default::default()
-                },
-                ..Default::default()
-            },
-            ..Default::default()
-        };
-        let one = Summary {
-            cost: &cost,
-            chosen: 0,
-            first_tokens: vec![],
-            maps: &[],
-            policy: ReplayPolicy::Off,
-            logprobs: false,
-        };
-        insta::assert_snapshot!(one.to_string(), @r"
-        prefill  1 token in 10 ms, 100 tokens/s
-        replay   off: 0 of 0 row-layers of the prefill ran (0 %)
-        steps    1 prefill: eager
-        ");
     }
 
     #[test]

@@ -354,3 +354,21 @@ proptest! {
         prop_assert_eq!(stream(&tokenizer, &ids).concat(), text);
     }
 }
+
+/// The library's own letters and ours: for every token, and every byte, since each has one.
+#[test]
+fn a_token_s_bytes_are_what_it_decodes_to() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/v41-demo");
+    let tokenizer = Tokenizer::load(demo).unwrap();
+    let mut single = std::collections::BTreeSet::new();
+    for id in 0..tokenizer.vocab_size() as u32 {
+        let bytes = tokenizer.bytes(id).unwrap();
+        let text = tokenizer.decode(&[id]).unwrap();
+        assert_eq!(String::from_utf8_lossy(&bytes), text, "token {id}");
+        if let [byte] = bytes[..] {
+            single.insert(byte);
+        }
+    }
+    assert_eq!(single.len(), 256);
+    assert_eq!(tokenizer.bytes(u32::MAX), None);
+}

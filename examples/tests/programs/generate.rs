@@ -5,7 +5,7 @@ use deepseek_model::tokenizer::Tokenizer;
 use replay_examples::generate::GenerateArgs;
 use serde_json::Value;
 
-use crate::{demo, generate, generate_on, records, root};
+use crate::{change, copy_of_demo, demo, generate, generate_on, records, root};
 
 const MACBETH: &str = r"MACBETH.\nTo-morrow, and to-morrow, and";
 
@@ -72,7 +72,10 @@ fn several_prompts_come_under_headings() {
         .filter(|line| line.starts_with("==="))
         .collect();
     assert_eq!(headings.len(), 2, "{text}");
-    assert!(headings.contains(&r#"=== 2 of 2: "ROMEO.\nO, ""#), "{text}");
+    assert!(
+        headings.contains(&r#"=== 2 of 2, standard input: "ROMEO.\nO, ""#),
+        "{text}"
+    );
 }
 
 #[test]
@@ -181,6 +184,23 @@ fn the_summary_counts_every_token_that_was_chosen() {
         decode.ends_with("; the other came with the prefill"),
         "{summary}"
     );
+}
+
+/// A text that stops in the middle of a sentence, with no word about it, looks like a fault.
+#[test]
+fn a_text_that_ends_at_the_last_position_says_so() {
+    let dir = copy_of_demo();
+    change(&dir.path().join("config.json"), |config| {
+        config["text_config"]["max_position_embeddings"] = 40.into();
+    });
+    let model = dir.path().to_str().unwrap();
+    let flags = ["--greedy", "--prompt", "a", "--prompt", MACBETH];
+    let end = |n| [&flags[..], &["--max-new-tokens", n]].concat();
+    let (_, summary) = generate_on(model, &end("100"), "").ok();
+    let line = summary.lines().find(|line| line.starts_with("ended"));
+    insta::assert_snapshot!(line.unwrap(), @"ended    2 of 2 texts at the last of the model's 40 positions (max_position_embeddings)");
+    let (_, summary) = generate_on(model, &end("2"), "").ok();
+    assert!(!summary.contains("ended"), "{summary}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! into text one at a time without ever showing half a character.
 
 mod bound;
+mod bytes;
 mod charsmap;
 mod error;
 mod panics;
