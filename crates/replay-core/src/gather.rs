@@ -56,6 +56,15 @@ pub enum SlotError {
         /// Requests of the graph.
         padded_requests: usize,
     },
+    /// A graph of more requests than a batch can have, whose rows are counted in 32 bits.
+    #[error(
+        "cannot pad offsets to {padded_requests} requests: expected at most {}",
+        u32::MAX - 1
+    )]
+    TooManyRequests {
+        /// Requests of the graph.
+        padded_requests: usize,
+    },
 }
 
 /// Gathers. Each replaces what `out` held, and allocates only when `out` must grow.
@@ -144,7 +153,8 @@ impl RowSet<'_> {
     ///
     /// # Errors
     ///
-    /// [`SlotError::PaddedBelowRequests`] when the batch has more requests.
+    /// [`SlotError::PaddedBelowRequests`] when the batch has more requests,
+    /// [`SlotError::TooManyRequests`] when no batch can have as many.
     pub fn pad_query_start_loc(
         &self,
         padded_requests: usize,
@@ -156,6 +166,10 @@ impl RowSet<'_> {
                 n_requests,
                 padded_requests,
             });
+        }
+        // One offset more is a number in 32 bits still.
+        if padded_requests >= u32::MAX as usize {
+            return Err(SlotError::TooManyRequests { padded_requests });
         }
         out.clear();
         out.extend_from_slice(self.query_start_loc());

@@ -364,6 +364,13 @@ fn padding_has_no_length_and_no_slot() {
         padded_requests: 2,
     };
     assert_eq!(set.pad_query_start_loc(2, &mut offsets), Err(refused));
+    // One offset more than requests: the largest number would wrap to no offset at all.
+    for padded_requests in [usize::MAX, usize::MAX - 1, u32::MAX as usize] {
+        let refused = SlotError::TooManyRequests { padded_requests };
+        let padded = set.pad_query_start_loc(padded_requests, &mut offsets);
+        assert_eq!(padded, Err(refused));
+    }
+    assert_eq!(offsets, [0, 1, 9, 15, 15, 15], "a refusal changes nothing");
 
     let batch_slots: Vec<u64> = (100..127).collect();
     let mut slots = vec![];
