@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 
 use replay_core::{
     CaptureSizes, GraphMode, LayerSchedule, Planner, PlannerConfig, ReplayLayers, ReplayPolicy,
-    Request, StepPlan, Window,
+    Request, StepPlan, Unsupported, Window,
 };
 
 pub(crate) use walk::{resume, run_replay, subset};
@@ -38,7 +38,7 @@ impl ReplayPlanner {
         }
         let planner = Planner::new(PlannerConfig {
             window: Window::new(config.sliding_window as u32)?,
-            layers: replay_layers(config)?,
+            layers: config.replay_layers()?,
             policy,
             sampled_rows,
         });
@@ -133,33 +133,50 @@ impl ReplayPlanner {
 
 /// The model's layer that is replay layer 0, of a model that can replay.
 pub(crate) fn first_layer(config: &Config) -> Option<usize> {
-    let layers = replay_layers(config).ok()?;
+    let layers = config.replay_layers().ok()?;
     Some(layers.first() as usize)
 }
 
-/// Where replay starts in this model.
-///
-/// # Errors
-/// The one reason why it cannot.
-fn replay_layers(config: &Config) -> Result<ReplayLayers> {
-    let ids = |has: fn(usize, &crate::config::LayerSchedule) -> bool| -> Vec<u32> {
-        let layers = config.layers.iter().enumerate();
-        layers
-            .filter(|(i, layer)| has(*i, layer))
-            .map(|(i, _)| i as u32)
-            .collect()
-    };
-    let ratios: Vec<u32> = config
-        .layers
-        .iter()
-        .map(|layer| layer.ratio as u32)
-        .collect();
-    Ok(ReplayLayers::from_schedule(&LayerSchedule {
-        num_layers: config.layers.len() as u32,
-        kv_sources: &ids(|i, layer| layer.kv_source == Some(i)),
-        compress_ratios: &ratios,
-        engram_layers: &ids(|_, layer| layer.engram.is_some()),
-    })?)
+impl Config {
+    /// Where replay starts in this model, and the way from here to `replay_core`'s planner, for
+    /// whoever plans the steps of an engine of their own:
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    ///
+    /// use deepseek_model::{Config, ReplayPolicy};
+    /// use replay_core::{Planner, PlannerConfig, Request, Window};
+    ///
+    /// let config = Config::load("tests/data/bf16-s1".as_ref())?;
+    /// let planner = Planner::new(PlannerConfig {
+    ///     window: Window::new(config.sliding_window as u32)?,
+    ///     layers: config.replay_layers()?,
+    ///     policy: ReplayPolicy::PromptTail,
+    ///     sampled_rows: NonZeroU32::MIN,
+    /// });
+    /// let plan = planner.plan(&[Request::prefill(80, 0..80)])?;
+    /// assert_eq!(plan.layer(0).running.n_rows().get(), 8); // the window
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The one reason why the model cannot replay.
+    pub fn replay_layers(&self) -> Result<ReplayLayers, Unsupported> {
+        let ids = |has: fn(usize, &crate::config::LayerSchedule) -> bool| -> Vec<u32> {
+            let layers = self.layers.iter().enumerate();
+            layers
+                .filter(|(i, layer)| has(*i, layer))
+                .map(|(i, _)| i as u32)
+                .collect()
+        };
+        let ratios = self.layers.iter().map(|layer| layer.ratio as u32);
+        ReplayLayers::from_schedule(&LayerSchedule {
+            num_layers: self.layers.len() as u32,
+            kv_sources: &ids(|i, layer| layer.kv_source == Some(i)),
+            compress_ratios: &ratios.collect::<Vec<_>>(),
+            engram_layers: &ids(|_, layer| layer.engram.is_some()),
+        })
+    }
 }
 
 /// A step's plan.
