@@ -24,7 +24,7 @@ impl Model {
         cache: &mut KvCache,
         run: impl FnOnce(&KvCache) -> Result<T>,
     ) -> Result<T> {
-        let checked = cache.check(requests, &self.config)?;
+        let checked = cache.check(requests, (self.id, &self.config))?;
         cache.reserve(requests, &checked)?;
         let output = run(cache);
         // Taken after a failed step as well, or the next one would be blamed.

@@ -8,6 +8,7 @@ use replay_core::Window;
 
 use crate::{
     CacheOptions, Config, KvCache, Result, StepOutput, StepRequest,
+    cache::ModelId,
     engram::{NgramHasher, TokenMap},
     layers::{DecoderLayer, Observer},
     ops::{Act, Linear, RopeFrequencies, Site},
@@ -78,6 +79,7 @@ impl Default for ModelOptions {
 /// A loaded decoder.
 #[derive(Debug)]
 pub struct Model {
+    pub(crate) id: ModelId,
     pub(crate) config: Config,
     pub(crate) options: ModelOptions,
     pub(crate) act: Act,
@@ -124,6 +126,7 @@ impl Model {
             .map(|i| DecoderLayer::new(&mut weights, &config, i))
             .collect::<Result<_, _>>()?;
         Ok(Self {
+            id: ModelId::new(),
             act,
             cut: replay::first_layer(&config),
             window: Window::new(config.sliding_window as u32)?,
@@ -146,17 +149,13 @@ impl Model {
         &self.config
     }
 
-    /// An empty cache for this model.
+    /// An empty cache for this model and no other.
     ///
     /// # Errors
     /// As [`KvCache::new`].
     pub fn new_cache(&self, options: CacheOptions) -> Result<KvCache> {
-        KvCache::new(
-            &self.config,
-            options,
-            &self.options.device,
-            held_dtype(&self.options),
-        )
+        let (device, dtype) = (&self.options.device, held_dtype(&self.options));
+        Ok(KvCache::new(&self.config, options, device, dtype)?.owned_by(self.id))
     }
 
     /// Runs one packed step: the next tokens of each request, prefill chunks and decode rows mixed.

@@ -116,17 +116,51 @@ fn refused_steps_say_why_and_change_nothing() {
         lone.prefill(&tokens[..20], &[20]),
         "a refused step left a trace"
     );
-    let other = load("fp4-s1", false);
-    let mut other = other.new_cache(OPTIONS).unwrap();
-    let foreign = other.add(PROMPT).unwrap();
-    let step = [request(foreign, 4, LogitRows::None)];
-    // The same shapes, but for the storage formats: the configurations agree.
-    MODEL.forward(&step, &mut other).unwrap();
     let other = load("engram-s1", false);
     let mut other = other.new_cache(OPTIONS).unwrap();
     let step = [request(other.add(PROMPT).unwrap(), 4, LogitRows::None)];
     texts.add("a cache of another model", MODEL.forward(&step, &mut other));
     insta::assert_snapshot!(texts.0);
+}
+
+/// Checkpoints of one configuration have caches of one shape: a text begun by one and continued by
+/// the other would come out as nonsense, and no word about it.
+#[test]
+fn a_cache_of_other_weights_is_refused() {
+    let other = load("fp4-s1", false);
+    assert_eq!(MODEL.config(), other.config());
+    let again = load("bf16-s1", false);
+    let (device, dtype) = (candle_core::Device::Cpu, candle_core::DType::F32);
+    let step = |sequence| {
+        [StepRequest {
+            sequence,
+            tokens: &[5, 6, 7],
+            logits: LogitRows::None,
+        }]
+    };
+    let mut texts = Texts::default();
+    let mut cache = MODEL.new_cache(OPTIONS).unwrap();
+    let id = cache.add(PROMPT).unwrap();
+    texts.add("other weights", other.forward(&step(id), &mut cache));
+    texts.add("loaded twice", again.forward(&step(id), &mut cache));
+    MODEL.forward(&step(id), &mut cache).unwrap();
+
+    // Made for no model: the first step decides, if it runs.
+    let mut cache = KvCache::new(MODEL.config(), OPTIONS, &device, dtype).unwrap();
+    let id = cache.add(PROMPT).unwrap();
+    other.forward(&[], &mut cache).unwrap_err();
+    MODEL.forward(&step(id), &mut cache).unwrap();
+    texts.add("after a step", other.forward(&step(id), &mut cache));
+    assert_eq!(cache.len(id).unwrap(), 3);
+    MODEL.forward(&step(id), &mut cache).unwrap();
+    insta::assert_snapshot!(texts.0, @r"
+    other weights
+        cache: it belongs to another model of the same configuration
+    loaded twice
+        cache: it belongs to another model of the same configuration
+    after a step
+        cache: it belongs to another model of the same configuration
+    ");
 }
 
 /// Slots and generations of two caches of one model are the same numbers: without more, an id of

@@ -63,6 +63,10 @@ pub enum CacheError {
     /// The cache was made for a model of another configuration.
     #[error("cache: it was made for a model of another configuration")]
     OtherModel,
+    /// The cache belongs to another loaded model: what it holds was computed with other weights, or
+    /// with the same in another way.
+    #[error("cache: it belongs to another model of the same configuration")]
+    OtherWeights,
     /// A layer that the model does not have.
     #[error("cache: expected a layer below {layers}, got {layer}")]
     NoLayer {

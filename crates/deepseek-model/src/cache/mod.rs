@@ -1,6 +1,7 @@
 //! The KV cache of many sequences: window rings, compressed entries in pages, open groups.
 
 mod error;
+mod owner;
 mod pages;
 mod sequence;
 mod step;
@@ -12,6 +13,7 @@ use candle_core::{DType, Device, Tensor};
 use replay_core::ReplayPolicy;
 
 pub use error::CacheError;
+pub(crate) use owner::ModelId;
 pub(crate) use pages::{PageLists, PagePool};
 pub(crate) use sequence::{Sequence, Sequences};
 pub use sequence::{SequenceId, SequenceOptions};
@@ -67,6 +69,8 @@ pub(crate) struct SourceCache {
 pub struct KvCache {
     /// Of the model it was made for.
     config: Config,
+    /// The model whose values it holds; none before the first step of a cache that no model made.
+    owner: Option<ModelId>,
     pub(crate) storage: CacheStorage,
     pub(crate) pool: PagePool,
     pub(crate) sequences: Sequences,
@@ -86,7 +90,9 @@ pub(crate) struct CacheStorage {
 const MIN_PAGE_TOKENS: usize = 128;
 
 impl KvCache {
-    /// An empty cache for a model of this configuration, with values held as `dtype`.
+    /// An empty cache for a model of this configuration, with values held as `dtype`. It belongs to
+    /// the model that runs its first step; that of [`Model::new_cache`](crate::Model::new_cache)
+    /// belongs to that model from the beginning. Every other model is refused.
     ///
     /// # Errors
     /// If an option is 0, a field of `config` was set to what no file may hold, the model cannot
@@ -121,6 +127,7 @@ impl KvCache {
             .collect::<candle_core::Result<_>>()?;
         Ok(Self {
             config: config.clone(),
+            owner: None,
             storage: CacheStorage {
                 layers,
                 faults: match device {
@@ -132,6 +139,12 @@ impl KvCache {
             sequences: Sequences::new(options.max_sequences, config.max_positions),
             planner,
         })
+    }
+
+    /// The cache, which belongs to this model.
+    pub(crate) fn owned_by(mut self, model: ModelId) -> Self {
+        self.owner = Some(model);
+        self
     }
 
     /// Adds a sequence of no tokens yet. Its pages are taken step by step, so that a step can find

@@ -1,11 +1,12 @@
 //! Checking a step against the cache, making room for it, and counting it.
 
-use super::{CacheError, KvCache};
+use super::{CacheError, KvCache, ModelId};
 use crate::{Config, Result, StepError, StepRequest};
 
 /// A step that passed [`KvCache::check`]: pages each request still needs.
 pub(crate) struct CheckedStep {
     missing_pages: usize,
+    model: ModelId,
 }
 
 impl KvCache {
@@ -13,10 +14,13 @@ impl KvCache {
     pub(crate) fn check(
         &self,
         requests: &[StepRequest<'_>],
-        config: &Config,
+        (model, config): (ModelId, &Config),
     ) -> Result<CheckedStep> {
         if self.config != *config {
             return Err(CacheError::OtherModel.into());
+        }
+        if self.owner.is_some_and(|owner| owner != model) {
+            return Err(CacheError::OtherWeights.into());
         }
         if requests.is_empty() {
             return Err(StepError::Empty.into());
@@ -35,7 +39,10 @@ impl KvCache {
             missing_pages += self.check_request(i, request, config.vocab_size)?;
         }
         self.pool.check(missing_pages)?;
-        Ok(CheckedStep { missing_pages })
+        Ok(CheckedStep {
+            missing_pages,
+            model,
+        })
     }
 
     /// Returns the pages the request needs beyond its own.
@@ -93,13 +100,14 @@ impl KvCache {
         Ok(self.pool.missing(end, sequence.pages.len()))
     }
 
-    /// Gives every request the pages it needs.
+    /// Gives every request the pages it needs, and the cache to the model.
     pub(crate) fn reserve(
         &mut self,
         requests: &[StepRequest<'_>],
         checked: &CheckedStep,
     ) -> Result<(), CacheError> {
         self.pool.check(checked.missing_pages)?;
+        self.owner = Some(checked.model);
         for request in requests {
             let sequence = self.sequences.get_mut(request.sequence)?;
             self.pool
