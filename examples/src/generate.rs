@@ -91,6 +91,9 @@ pub struct GenerateArgs {
     /// rows run depends on how a prompt is cut under step-tail only. Sums in another order differ in
     /// their last bits under every policy, and rounding of cached values can make more of that: see
     /// --no-activation-rounding.
+    ///
+    /// On the CPU a step that would take more memory than there is is refused before it runs. That is
+    /// an estimate: where memory runs out all the same, the system ends the program.
     #[arg(
         long,
         value_name = "N",
@@ -134,7 +137,7 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let options = args.options(&checkpoint)?;
 
     let model = args.model.load(io.watched)?;
-    let layers = model.config().layers.len();
+    let (layers, positions) = (model.config().layers.len(), model.config().max_positions);
     let mut generator =
         Generator::new(model, ids.clone(), options).map_err(|error| args.blame(error))?;
     let bar = progress::capture(io.watched);
@@ -154,7 +157,7 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         ids: &ids,
         generator,
         maps,
-        positions: model.config().max_positions,
+        positions,
     }
     .run(io)
 }
@@ -165,20 +168,27 @@ impl GenerateArgs {
         if let Some(flag) = self.graphs.to_blame(&error) {
             return anyhow::Error::from(error).context(flag);
         }
-        blame(error, || {
-            format!("--replay {} (off runs every model)", self.replay)
-        })
+        let size = format!("--max-new-tokens {}", self.max_new_tokens);
+        blame(error, &self.policy_flag(), &size)
     }
 
-    fn options(&self, checkpoint: &Checkpoint) -> anyhow::Result<GenerateOptions> {
-        let chunk = if self.logprobs {
+    /// Prompt rows of a step at most.
+    fn step_rows(&self) -> NonZeroUsize {
+        if self.logprobs {
             self.chunk.min(LOGPROB_CHUNK)
         } else {
             self.chunk
-        };
+        }
+    }
+
+    fn policy_flag(&self) -> String {
+        format!("--replay {} (off runs every model)", self.replay)
+    }
+
+    fn options(&self, checkpoint: &Checkpoint) -> anyhow::Result<GenerateOptions> {
         Ok(GenerateOptions {
             policy: self.replay,
-            chunk,
+            chunk: self.step_rows(),
             max_new_tokens: self.max_new_tokens,
             stop_ids: checkpoint.config.eos_token_ids.clone(),
             sampling: self.sampling.resolve(&self.model.model)?,
@@ -210,7 +220,10 @@ impl Session<'_> {
         let mut stream =
             (self.prompts.len() == 1 && !self.args.json).then(|| TextStream::new(self.tokenizer));
         while !self.generator.is_finished() {
-            let events = self.generator.step()?;
+            let events = self.generator.step().map_err(|error| {
+                let size = format!("--chunk {}", self.args.step_rows());
+                blame(error, &self.args.policy_flag(), &size)
+            })?;
             let (stats, prompts) = self.generator.last_step();
             for (request, &prompt) in prompts.iter().enumerate() {
                 self.maps[prompt].record(stats, request);

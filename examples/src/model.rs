@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::{Context, ensure};
 use candle_core::{DType, Device};
 use deepseek_model::tokenizer::Tokenizer;
-use deepseek_model::{Config, Error, Model, ModelOptions};
+use deepseek_model::{CacheError, Config, Error, Model, ModelOptions, StepError};
 
 use crate::{flags, io, progress};
 
@@ -43,15 +43,20 @@ pub struct ModelArgs {
     pub no_activation_rounding: bool,
 }
 
-/// A failure to set up a run under a replay policy. `flag`, which chose the policy, is to blame
-/// only if the model cannot replay.
-pub(crate) fn blame(error: Error, flag: impl FnOnce() -> String) -> anyhow::Error {
-    let unsupported = matches!(error, Error::Unsupported(_));
-    let error = anyhow::Error::from(error);
-    if unsupported {
-        error.context(flag())
-    } else {
-        error
+/// A failure of the model, with the flag that is to blame: `policy`, which chose the replay policy, if
+/// the model cannot replay, and `size` if there is too little memory.
+pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
+    let flag = match &error {
+        Error::Unsupported(_) => Some(policy),
+        Error::Step(StepError::Memory { .. }) | Error::Cache(CacheError::TooLarge { .. }) => {
+            Some(size)
+        }
+        _ => None,
+    };
+    let (flag, error) = (flag.map(str::to_owned), anyhow::Error::from(error));
+    match flag {
+        Some(flag) => error.context(flag),
+        None => error,
     }
 }
 
@@ -188,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn only_replay_is_the_policy_s_fault() {
-        let text = |error| format!("{:#}", blame(error, || "--replay exact".to_owned()));
+    fn a_flag_is_blamed_for_what_it_can_change() {
+        let text = |error| format!("{:#}", blame(error, "--replay exact", "--chunk 8192"));
         insta::assert_snapshot!(
             text(deepseek_model::sampler::SamplerError::TopK.into()),
             @"top_k is 0: expected 1 or above, or none for all tokens"
@@ -197,6 +202,16 @@ mod tests {
         insta::assert_snapshot!(
             text(replay_core::Unsupported::NoKvSource.into()),
             @"--replay exact: no replay: the model has no KV-source layer"
+        );
+        let available = Some(6000);
+        let memory = StepError::Memory {
+            rows: 8192,
+            bytes: 9000,
+            shortage: deepseek_model::Shortage { available },
+        };
+        insta::assert_snapshot!(
+            text(memory.into()),
+            @"--chunk 8192: step: 8192 rows take about 9000 bytes of memory, expected at most the 6000 that are available: take fewer rows in a step"
         );
     }
 

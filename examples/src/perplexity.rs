@@ -241,9 +241,10 @@ fn new_cache(
         policy,
         sampled_rows: rows,
     };
-    model
-        .new_cache(options)
-        .map_err(|error| blame(error, || format!("--policies {policy}")))
+    model.new_cache(options).map_err(|error| {
+        let (policy, size) = (format!("--policies {policy}"), format!("--contexts {len}"));
+        blame(error, &policy, &size)
+    })
 }
 
 /// Prefills a context, a chunk at a time, and scores its last rows.
@@ -280,7 +281,13 @@ fn measure(
             tokens,
             logits,
         }];
-        let output = model.forward(&requests, &mut cache)?;
+        let output = model.forward(&requests, &mut cache).map_err(|error| {
+            let size = chunk.map_or_else(
+                || format!("--contexts {prompt_len} without --chunk"),
+                |chunk| format!("--chunk {chunk}"),
+            );
+            blame(error, &format!("--policies {policy}"), &size)
+        })?;
         let (here, later) = targets.split_at(scored);
         let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
         for ((row, id), position) in logits.iter().zip(here).zip(end - scored..) {

@@ -181,6 +181,47 @@ fn a_prompt_that_cannot_be_read_is_no_empty_one() {
     assert!(piped.status.success(), "{}", texts(&piped).1);
 }
 
+/// The allocator would end the program, with a number of bytes and no word about what took them.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_step_that_does_not_fit_the_memory_is_refused_by_its_flag() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/v41-demo");
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(demo).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let config = dir.path().join("config.json");
+    let text = std::fs::read(&config).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    json["text_config"]["max_position_embeddings"] = (1 << 20).into();
+    std::fs::write(&config, json.to_string()).unwrap();
+    let prompt = dir.path().join("prompt.txt");
+    std::fs::write(&prompt, "word ".repeat(100_000)).unwrap();
+
+    let (program, mib) = (program("generate"), 1 << 10);
+    // More than threads, model and cache take, less than 100,000 rows of a step.
+    let command = format!(r#"ulimit -v {}; exec "$0" "$@""#, 1200 * mib);
+    let output = Command::new("sh")
+        .args(["-c", &command])
+        .arg(program.get_program())
+        .args(["--max-new-tokens", "0", "--chunk", "1000000", "--model"])
+        .arg(dir.path())
+        .arg("--prompt-file")
+        .arg(&prompt)
+        .env("RAYON_NUM_THREADS", "2")
+        .output()
+        .unwrap();
+    let (_, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.starts_with("error: --chunk 1000000: step: 100003 rows take about ")
+            && err.ends_with(": take fewer rows in a step\n")
+            && err.lines().count() == 1,
+        "{err}"
+    );
+}
+
 /// `/dev/null` that was asked for, however it was opened.
 #[cfg(unix)]
 #[test]

@@ -8,6 +8,7 @@ use replay_core::GraphMode;
 use crate::{
     KvCache, ModelError, Result, StepOutput, StepRequest,
     cache::{CacheStorage, PageLists, Sequence},
+    footprint,
     layers::{Observer, RowState, StepContext},
     model::{Model, held_dtype},
     ops::{Act, Choice, FaultWord, KvStart, collapse_norm},
@@ -25,6 +26,10 @@ impl Model {
         run: impl FnOnce(&KvCache) -> Result<T>,
     ) -> Result<T> {
         let checked = cache.check(requests, (self.id, &self.config))?;
+        // A device says itself what it has no room for.
+        if self.options.device.is_cpu() {
+            footprint::check(&self.config, requests)?;
+        }
         cache.reserve(requests, &checked)?;
         let output = run(cache);
         // Taken after a failed step as well, or the next one would be blamed.

@@ -55,9 +55,11 @@ mod cache;
 pub mod config;
 pub mod engram;
 mod error;
+mod footprint;
 mod forward;
 mod generate;
 mod layers;
+mod memory;
 mod model;
 mod ops;
 mod pcg;
@@ -78,6 +80,7 @@ pub use generate::{
     StepCount, StepCounts,
 };
 pub use layers::Observer;
+pub use memory::Shortage;
 pub use model::{Model, ModelError, ModelOptions};
 pub use ops::{Rounding, Site, round_groups};
 pub use profile::PhaseTimes;

@@ -229,7 +229,8 @@ impl Model {
     ///
     /// # Errors
     /// If the step is refused ([`crate::StepError`], [`crate::CacheError`]): the cache is then as
-    /// it was. After any other error the sequences of the step must be removed.
+    /// it was. A step on the CPU that would take more memory than there is is among them, as far as an
+    /// estimate can tell; memory that runs out all the same ends the program. After any other error the sequences of the step must be removed.
     pub fn forward(&self, requests: &[StepRequest<'_>], cache: &mut KvCache) -> Result<StepOutput> {
         self.forward_observed(requests, cache, None)
     }

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::cache::SequenceId;
+use crate::{Shortage, cache::SequenceId};
 
 /// Which output rows of a request are turned into logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +143,18 @@ pub enum StepError {
         end: usize,
         /// Positions of the model.
         max_positions: usize,
+    },
+    /// More rows than the host has memory for.
+    #[error(
+        "step: {rows} rows take about {bytes} bytes of memory, {shortage}: take fewer rows in a step"
+    )]
+    Memory {
+        /// Rows of the step.
+        rows: usize,
+        /// Bytes of its activations, estimated.
+        bytes: u64,
+        /// What there is.
+        shortage: Shortage,
     },
     /// Logits of rows that the policy drops.
     #[error(

@@ -1,6 +1,7 @@
 //! Why a cache refuses.
 
 use super::SequenceId;
+use crate::Shortage;
 
 /// Why the cache cannot take a sequence or a step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -16,13 +17,15 @@ pub enum CacheError {
     #[error(
         "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",
         match bytes {
-            Some(bytes) => format!("{bytes} bytes of memory, expected no more than can be allocated"),
+            Some(bytes) => format!("{bytes} bytes of memory, {shortage}"),
             None => "more rows or bytes than can be addressed".to_owned(),
         }
     )]
     TooLarge {
         /// Bytes of all storage; `None` if more than can be addressed.
         bytes: Option<u64>,
+        /// What there is.
+        shortage: Shortage,
         /// Sequences asked for.
         max_sequences: usize,
         /// Tokens asked for.

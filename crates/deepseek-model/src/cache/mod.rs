@@ -19,7 +19,7 @@ pub(crate) use sequence::{Sequence, Sequences};
 pub use sequence::{SequenceId, SequenceOptions};
 pub(crate) use storage::{PagedRows, RowRing};
 
-use crate::{Config, Error, Result, ops::FaultWord, replay::ReplayPlanner};
+use crate::{Config, Error, Result, Shortage, memory, ops::FaultWord, replay::ReplayPlanner};
 
 /// What a cache is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -264,8 +264,9 @@ fn plan_pages(
     options: CacheOptions,
     device: &Device,
 ) -> Result<(usize, usize), CacheError> {
-    let too_large = |bytes| CacheError::TooLarge {
+    let too_large = |bytes, shortage| CacheError::TooLarge {
         bytes,
+        shortage,
         max_sequences: options.max_sequences,
         max_tokens: options.max_tokens,
     };
@@ -279,18 +280,15 @@ fn plan_pages(
         let storage = storage_bytes(config, options.max_sequences, (pages, page_tokens))?;
         Some((pages, page_tokens, storage))
     };
-    let (pages, page_tokens, (host, tensors)) = sized().ok_or_else(|| too_large(None))?;
+    let unknown = Shortage { available: None };
+    let (pages, page_tokens, (host, tensors)) = sized().ok_or_else(|| too_large(None, unknown))?;
     // A device says itself what it has no room for; the host would end the program.
     let probed = if device.is_cpu() {
         host + tensors
     } else {
         host
     };
-    let fits = usize::try_from(probed)
-        .is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
-    if !fits {
-        return Err(too_large(Some(host + tensors)));
-    }
+    memory::check(probed).map_err(|shortage| too_large(Some(host + tensors), shortage))?;
     Ok((pages, page_tokens))
 }
 

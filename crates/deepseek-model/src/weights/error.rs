@@ -8,7 +8,10 @@ use std::{
 use candle_core::DType;
 
 use super::problem::{Problem, Problems, Quoted};
-use crate::config::{ConfigError, Violation, Violations, unreadable};
+use crate::{
+    Shortage,
+    config::{ConfigError, Violation, Violations, unreadable},
+};
 
 /// Why weights cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +89,7 @@ pub enum WeightsError {
     },
     /// The tensors do not fit the memory.
     #[error(
-        "{} takes {} of memory as {dtype:?}, expected no more than can be allocated",
+        "{} takes {} of memory as {dtype:?}, {shortage}",
         dir.display(),
         match bytes {
             Some(bytes) => format!("{bytes} bytes"),
@@ -100,6 +103,8 @@ pub enum WeightsError {
         bytes: Option<usize>,
         /// Dtype of matrices.
         dtype: DType,
+        /// What there is.
+        shortage: Shortage,
     },
     /// Matrices are asked for in a dtype the decoder does not compute in.
     #[error("matrices can be held in F32 or BF16, not in {0:?}")]

@@ -20,6 +20,7 @@ use super::{
     stored::{self, Stored},
     table::EngramTable,
 };
+use crate::{Shortage, memory};
 
 /// Values that one task dequantises: enough to outweigh handing it to a worker.
 const TASK_VALUES: usize = 1 << 16;
@@ -207,13 +208,13 @@ fn fits(manifest: &Manifest, options: &LoadOptions, dir: &Path) -> Result<(), We
         // The host holds one tensor at a time.
         sizes.try_fold(0_usize, |most, n| Some(most.max(n?)))
     };
-    if bytes.is_some_and(|n| Vec::<u8>::new().try_reserve_exact(n).is_ok()) {
-        return Ok(());
-    }
-    Err(WeightsError::Memory {
+    let unknown = Shortage { available: None };
+    let checked = bytes.map_or(Err(unknown), |bytes| memory::check(bytes as u64));
+    checked.map_err(|shortage| WeightsError::Memory {
         dir: dir.into(),
         bytes,
         dtype: options.dtype,
+        shortage,
     })
 }
 

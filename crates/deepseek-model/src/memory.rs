@@ -1,0 +1,94 @@
+//! Whether the host has memory for what is about to be allocated. It ends a program that takes more,
+//! so whoever takes much asks first.
+
+use std::{fmt, fs};
+
+/// Memory that cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortage {
+    /// Bytes that the system has left, swap included; `None` if it refused without a number, as it
+    /// does under a limit on the address space.
+    pub available: Option<u64>,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.available {
+            Some(bytes) => write!(f, "expected at most the {bytes} that are available"),
+            None => f.write_str("expected no more than can be allocated"),
+        }
+    }
+}
+
+/// Refuses what the allocator does not give, or what is more than the system has left. What others
+/// take in the meantime is not foreseen, nor a limit that a control group above ours sets.
+pub(crate) fn check(bytes: u64) -> Result<(), Shortage> {
+    let reserved =
+        usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    if !reserved {
+        return Err(Shortage { available: None });
+    }
+    within(bytes, available())
+}
+
+fn within(bytes: u64, available: Option<u64>) -> Result<(), Shortage> {
+    match available {
+        Some(left) if left < bytes => Err(Shortage { available }),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that the system and our control group have left; `None` where neither says (not Linux).
+fn available() -> Option<u64> {
+    let system = fs::read_to_string("/proc/meminfo").ok()?;
+    let left = field(&system, "MemAvailable:")? << 10;
+    let swap = field(&system, "SwapFree:").unwrap_or(0) << 10;
+    Some(left.min(group().unwrap_or(u64::MAX)).saturating_add(swap))
+}
+
+/// The same of our control group alone, if it has a limit. Its files can be dropped from memory.
+fn group() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let read = |file| fs::read_to_string(format!("/sys/fs/cgroup{path}/{file}")).ok();
+    let number = |file| read(file)?.trim().parse::<u64>().ok();
+    let (most, used) = (number("memory.max")?, number("memory.current")?);
+    let files = field(&read("memory.stat")?, "file").unwrap_or(0);
+    Some(most.saturating_sub(used.saturating_sub(files)))
+}
+
+/// The number after a name, the two separated by blanks.
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let value = (words.next() == Some(name)).then(|| words.next())?;
+        value?.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_is_left_is_refused() {
+        assert_eq!(within(5, Some(5)), Ok(()));
+        let available = Some(4);
+        assert_eq!(within(5, available), Err(Shortage { available }));
+        assert_eq!(within(5, None), Ok(()));
+        check(1).unwrap();
+        let none = Shortage { available: None };
+        assert_eq!(check(u64::MAX), Err(none));
+    }
+
+    /// A name may begin like another.
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "MemFree: 1 kB\nMemAvailable:   23 kB\nfile_mapped 4\nfile 5\n";
+        assert_eq!(field(text, "MemAvailable:"), Some(23));
+        assert_eq!(field(text, "file"), Some(5));
+        assert_eq!(field(text, "Swap:"), None);
+        #[cfg(target_os = "linux")]
+        assert!(available().unwrap() > 0);
+    }
+}
