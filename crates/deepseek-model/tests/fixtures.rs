@@ -17,48 +17,21 @@ use proptest::prelude::*;
 
 /// Ways to cut the prompt whose sums run in different orders, so that each is another draw of the
 /// last bits.
-const DRAWS: [&[usize]; 4] = [&[80], &[20; 4], &[5; 16], &[1; 80]];
+const DRAWS: [&[usize]; 6] = [&[80], &[20; 4], &[5; 16], &[1; 80], &[40; 2], &[10; 8]];
 
-/// Rows `[row, width]` that no run has reproduced yet.
+/// Whether a run reproduces every row `[row, width]` to within its spread: how far the reference itself
+/// moves under last-bit noise on the weights. A row whose spread is infinite follows a changed id, and
+/// nothing can be said of it.
 ///
 /// With cache rounding a difference in the last bit can flip a rounding bin, and from there a choice
-/// of entries or experts: about one flip in a run of this size, in the reference as in any other f32
-/// implementation. So each row must be reproduced to within its spread (how far the reference itself
-/// moves under last-bit noise on the weights) by one of several runs that round differently. A row
-/// whose spread is infinite follows a changed id, and nothing can be said of it.
-struct Unmatched<'a> {
-    want: &'a [f32],
-    spread: &'a [f32],
-    rows: Vec<usize>,
-}
-
-impl<'a> Unmatched<'a> {
-    fn new(want: &'a [f32], spread: &'a [f32]) -> Self {
-        Self {
-            want,
-            spread,
-            rows: (0..spread.len())
-                .filter(|row| spread[*row].is_finite())
-                .collect(),
-        }
-    }
-
-    fn try_run(&mut self, got: &[f32]) {
-        let width = self.want.len() / self.spread.len();
-        self.rows.retain(|&row| {
-            let part = row * width..(row + 1) * width;
-            difference(&got[part.clone()], &self.want[part]) > TIGHT + 3.0 * self.spread[row]
-        });
-    }
-
-    #[track_caller]
-    fn assert_none(&self, what: &str) {
-        assert!(
-            self.rows.is_empty(),
-            "{what}: no run reproduces rows {:?}",
-            self.rows
-        );
-    }
+/// of entries or experts: about one flip in two runs of this size, in the reference as in any other f32
+/// implementation, and on every kind of CPU in others of them. So of several runs that round
+/// differently one must reproduce all rows; rows are not taken from here and there.
+fn reproduces(got: &[f32], want: &[f32], spread: &[f32]) -> bool {
+    let width = want.len() / spread.len();
+    let rows = want.chunks(width).zip(got.chunks(width)).zip(spread);
+    rows.filter(|(_, spread)| spread.is_finite())
+        .all(|((want, got), spread)| difference(got, want) <= TIGHT + 3.0 * spread)
 }
 
 fn check_quantised(model: &Model, expected: &Expected) {
@@ -67,17 +40,16 @@ fn check_quantised(model: &Model, expected: &Expected) {
         expected.f32s("quant.off.logits"),
         expected.f32s("quant.spread.off.logits"),
     );
-    let mut unmatched = Unmatched::new(&want, &spread);
-    for chunks in DRAWS {
+    let found = DRAWS.iter().any(|chunks| {
         let mut run = keeping(model, tokens.len());
         let (mut start, mut logits) = (0, Vec::new());
-        for n in chunks {
+        for n in *chunks {
             logits.extend(run.step(&tokens[start..start + n], LogitRows::All));
             start += n;
         }
-        unmatched.try_run(&logits);
-    }
-    unmatched.assert_none("quant.off.logits");
+        reproduces(&logits, &want, &spread)
+    });
+    assert!(found, "quant.off.logits: no run reproduces every row");
     let short = expected.ids("short_tokens");
     let logits = keeping(model, short.len()).step(&short, LogitRows::All);
     assert_close(
@@ -93,7 +65,8 @@ fn check_quantised(model: &Model, expected: &Expected) {
     }
 }
 
-/// 16 greedy steps with cache rounding, and where the reference has them, their logits.
+/// 16 greedy steps with cache rounding, and where the reference has them, their logits: one run gives
+/// its ids and its rows.
 fn check_quantised_policy(
     model: &Model,
     expected: &Expected,
@@ -111,9 +84,8 @@ fn check_quantised_policy(
     } else {
         last.clone()
     };
-    let mut unmatched = Unmatched::new(&steps, if has_steps { &spread } else { &spread[..1] });
     let sure = spread.iter().take_while(|s| s.is_finite()).count();
-    let mut same_ids = false;
+    let spread = if has_steps { &spread } else { &spread[..1] };
     // Other chunkings are other draws of the same value, except under `StepTail`, where one chunk
     // is `PromptTail` in any chunking and several chunks are a value of their own.
     let draws: Vec<(ReplayPolicy, &[usize])> = match (policy, label) {
@@ -123,15 +95,14 @@ fn check_quantised_policy(
         (ReplayPolicy::StepTail, _) => Vec::new(),
         _ => DRAWS.map(|draw| (policy, draw)).to_vec(),
     };
-    for (policy, chunks) in std::iter::once((policy, chunks)).chain(draws) {
+    let mut runs = std::iter::once((policy, chunks)).chain(draws);
+    let found = runs.any(|(policy, chunks)| {
         let mut run = Lone::new(model, policy, tokens.len());
         let first = run.prefill(&tokens, chunks);
         let (got_ids, got) = run.generate(first, 16);
-        same_ids |= got_ids[..sure] == ids[..sure];
-        unmatched.try_run(&got[..steps.len()]);
-    }
-    assert!(same_ids, "{what}: no run gives the reference's ids");
-    unmatched.assert_none(&what);
+        got_ids[..sure] == ids[..sure] && reproduces(&got[..steps.len()], &steps, spread)
+    });
+    assert!(found, "{what}: no run gives the reference's ids and rows");
 }
 
 fn check_rounding(expected: &Expected) {
