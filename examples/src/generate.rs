@@ -10,8 +10,8 @@ use deepseek_model::{
 };
 use indicatif::ProgressBar;
 
-use crate::graphs::GraphArgs;
 use crate::flags;
+use crate::graphs::GraphArgs;
 use crate::io::Io;
 use crate::model::{Checkpoint, ModelArgs, blame};
 use crate::output::{Record, heading, logprob_table, spelled};
@@ -55,6 +55,7 @@ or four for each core where that is more.";
 ///
 /// The text goes to standard output, a summary to standard error.
 #[derive(Debug, Parser)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
 #[command(name = "generate", version, after_long_help = AFTER_HELP)]
 pub struct GenerateArgs {
     /// Which model runs, and how.

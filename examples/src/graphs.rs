@@ -1,10 +1,10 @@
 //! Flags that say which steps run in CUDA graphs.
 
-use std::str::FromStr;
+use std::num::NonZeroU32;
 
 use deepseek_model::{Error, Graphs, ReplaySizes, RunnerOptions};
 
-use crate::{parse_count, parse_whole};
+use crate::flags;
 
 /// Which steps run in CUDA graphs. On a CPU, which has none, the flags change nothing.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -13,24 +13,30 @@ pub struct GraphArgs {
     /// Which steps run in CUDA graphs on a GPU: off (none), full (steps that decode one token of each
     /// prompt), piecewise (any step, in a graph that breaks where rows are dropped) or
     /// full-and-piecewise (full where it can be, else piecewise).
-    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_enum,
+        default_value_t,
+        allow_hyphen_values = true
+    )]
     pub graphs: GraphsArg,
     /// Rows of a step to capture graphs for, separated by commas. Without the flag, powers of two for
     /// decode, and for other steps sizes from 1 to --max-captured-tokens.
-    #[arg(long, value_name = "ROWS", value_delimiter = ',', value_parser = parse_count::<std::num::NonZeroU32>, allow_negative_numbers = true)]
-    pub capture_sizes: Vec<std::num::NonZeroU32>,
+    #[arg(long, value_name = "ROWS", value_parser = flags::text(SizesArg::parse), allow_hyphen_values = true)]
+    pub capture_sizes: Option<SizesArg>,
     /// Kept rows to capture graphs of the later layers for, separated by commas; none runs these
     /// layers eagerly. Without the flag, sizes from the window to a window for each prompt.
-    #[arg(long, value_name = "ROWS")]
+    #[arg(long, value_name = "ROWS", value_parser = flags::text(ReplaySizesArg::parse), allow_hyphen_values = true)]
     pub replay_capture_sizes: Option<ReplaySizesArg>,
     /// Rows from which on a piecewise graph breaks to drop rows, above the sliding window; six
     /// windows without the flag. Smaller graphs run all their rows.
-    #[arg(long, value_name = "ROWS", value_parser = parse_whole::<u32>, allow_negative_numbers = true)]
+    #[arg(long, value_name = "ROWS", value_parser = flags::text(flags::whole::<u32>), allow_hyphen_values = true)]
     pub trim_threshold: Option<u32>,
     /// Rows of the largest graph. Without the flag, the largest of --capture-sizes, or 2048, and no
     /// more than the prompts need.
-    #[arg(long, value_name = "ROWS", value_parser = parse_count::<std::num::NonZeroU32>, allow_negative_numbers = true)]
-    pub max_captured_tokens: Option<std::num::NonZeroU32>,
+    #[arg(long, value_name = "ROWS", value_parser = flags::text(flags::counting::<NonZeroU32>), allow_hyphen_values = true)]
+    pub max_captured_tokens: Option<NonZeroU32>,
 }
 
 /// `--graphs`.
@@ -47,24 +53,35 @@ pub enum GraphsArg {
     FullAndPiecewise,
 }
 
+/// `--capture-sizes`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SizesArg(Vec<u32>);
+
+impl SizesArg {
+    fn parse(text: &str) -> Result<Self, String> {
+        let sizes = text.split(',').map(|size| match size.parse() {
+            Ok(size) if size > 0 => Ok(size),
+            _ => Err(format!(
+                "expected whole numbers from 1 on with commas between them, got {size:?}"
+            )),
+        });
+        Ok(Self(sizes.collect::<Result<_, _>>()?))
+    }
+}
+
 /// `--replay-capture-sizes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplaySizesArg(ReplaySizes);
 
-impl FromStr for ReplaySizesArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+impl ReplaySizesArg {
+    fn parse(text: &str) -> Result<Self, String> {
         if text == "none" {
             return Ok(Self(ReplaySizes::Eager));
         }
-        let sizes = text.split(',').map(|size| match size.parse() {
-            Ok(size) if size > 0 => Ok(size),
-            _ => Err(format!(
-                "expected none, or whole numbers from 1 on with commas between them, got {size:?}"
-            )),
-        });
-        Ok(Self(ReplaySizes::Of(sizes.collect::<Result<_, _>>()?)))
+        match SizesArg::parse(text) {
+            Ok(sizes) => Ok(Self(ReplaySizes::Of(sizes.0))),
+            Err(expected) => Err(expected.replacen("expected", "expected none, or", 1)),
+        }
     }
 }
 
@@ -78,13 +95,16 @@ impl GraphArgs {
                 GraphsArg::Piecewise => Graphs::Piecewise,
                 GraphsArg::FullAndPiecewise => Graphs::FullAndPiecewise,
             },
-            capture_sizes: self.capture_sizes.iter().map(|size| size.get()).collect(),
+            capture_sizes: self
+                .capture_sizes
+                .clone()
+                .map_or_else(Vec::new, |sizes| sizes.0),
             replay_sizes: self
                 .replay_capture_sizes
                 .as_ref()
                 .map_or(ReplaySizes::Ladder, |sizes| sizes.0.clone()),
             trim_threshold: self.trim_threshold,
-            max_captured_tokens: self.max_captured_tokens.map(std::num::NonZeroU32::get),
+            max_captured_tokens: self.max_captured_tokens.map(NonZeroU32::get),
             profile,
         }
     }
@@ -100,5 +120,29 @@ impl GraphArgs {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_in_a_list_or_none() {
+        assert_eq!(SizesArg::parse("8,64,16"), Ok(SizesArg(vec![8, 64, 16])));
+        let of = |sizes| Ok(ReplaySizesArg(sizes));
+        assert_eq!(ReplaySizesArg::parse("none"), of(ReplaySizes::Eager));
+        assert_eq!(ReplaySizesArg::parse("8"), of(ReplaySizes::Of(vec![8])));
+        let refuse = |text| ReplaySizesArg::parse(text).unwrap_err();
+        let refusals = ["", "8 16", "8,,16", "0", "-1", "8;16"].map(refuse);
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        expected none, or whole numbers from 1 on with commas between them, got ""
+        expected none, or whole numbers from 1 on with commas between them, got "8 16"
+        expected none, or whole numbers from 1 on with commas between them, got ""
+        expected none, or whole numbers from 1 on with commas between them, got "0"
+        expected none, or whole numbers from 1 on with commas between them, got "-1"
+        expected none, or whole numbers from 1 on with commas between them, got "8;16"
+        "#);
+        insta::assert_snapshot!(SizesArg::parse("0").unwrap_err(), @r#"expected whole numbers from 1 on with commas between them, got "0""#);
     }
 }
