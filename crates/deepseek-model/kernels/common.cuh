@@ -11,6 +11,8 @@
 
 typedef __nv_bfloat16 bf16;
 
+#define LOG2_E 1.4426950408889634f
+
 // Fills the places of lists that stand for nothing: pad rows, entries that were not chosen.
 #define NONE 0xffffffffu
 

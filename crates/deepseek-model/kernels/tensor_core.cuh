@@ -29,6 +29,15 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const bf16 *row
                  : "memory");
 }
 
+// The same of the transposed matrices: a lane gets values of column lane / 4 at rows lane % 4 * 2 on.
+__device__ __forceinline__ void load_turned(uint32_t (&to)[4], const bf16 *row) {
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
 // sums += a b, of 16 x 16 and 16 x 8. With g = lane / 4 and t = lane % 4, a lane holds
 // a: rows g, g + 8, g, g + 8 at columns 2 t, 2 t, 2 t + 8, 2 t + 8, and the next columns;
 // b: columns g at rows 2 t and 2 t + 8, and the next rows;

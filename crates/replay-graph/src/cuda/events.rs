@@ -15,7 +15,7 @@ use crate::{Error, Result};
 
 pub(crate) struct Events {
     stream: Arc<CudaStream>,
-    events: Vec<CudaEvent>,
+    points: Vec<CudaEvent>,
     /// Which have been marked, or captured.
     marked: Vec<AtomicBool>,
 }
@@ -30,14 +30,14 @@ impl Events {
             event.map_err(|error| driver("making an event", error))
         };
         Ok(Self {
-            events: (0..count).map(event).collect::<Result<_>>()?,
+            points: (0..count).map(event).collect::<Result<_>>()?,
             marked: (0..count).map(|_| AtomicBool::new(false)).collect(),
             stream,
         })
     }
 
     pub(crate) fn mark(&self, point: usize) -> Result<()> {
-        raw::record(&self.events[point], &self.stream)
+        raw::record(&self.points[point], &self.stream)
             .map_err(|error| driver("recording an event", error))?;
         self.marked[point].store(true, Ordering::Relaxed);
         Ok(())
@@ -50,7 +50,7 @@ impl Events {
                 return Err(Error::NoMark { point, count });
             }
         }
-        let elapsed = self.events[from].elapsed_ms(&self.events[to]);
+        let elapsed = self.points[from].elapsed_ms(&self.points[to]);
         let ms = elapsed.map_err(|error| driver("reading events", error))?;
         Ok(Duration::from_secs_f32(ms.max(0.0) / 1e3))
     }

@@ -2,9 +2,10 @@
 #![allow(unsafe_code)]
 
 use candle_core::{DType, Result, Tensor};
+use replay_cuda::kernel::Kernel;
 
 use super::launch::{
-    ByAct, by_act, count, expect, expect_fours, grid, kernel_args, output, run, tensors,
+    ByAct, by_act, count, expect, expect_fours, grid, kernel, kernel_args, output, run, tensors,
 };
 use crate::{
     ops::attention::{EntryKeys, KvStart, WindowKeys},
@@ -16,7 +17,20 @@ const OP: &str = "attention";
 const ATTENTION: ByAct = by_act!("attention", ATTENTION, "attention");
 const ATTENTION_FEW: ByAct = by_act!("attention", ATTENTION, "attention_few");
 
-/// What the kernels are made for: threads of a block, the widest head, keys of a tile, and heads of a
+/// On tensor cores, for many rows.
+const ATTENTION_TENSOR: Kernel = kernel!("attention_tensor", ATTENTION_TENSOR, "attention_tensor");
+
+/// What it is made for: bf16, as many channels, heads of a block; and the shared memory it takes.
+const TENSOR_DIM: usize = 512;
+const TENSOR_HEADS: usize = 64;
+const TENSOR_KEYS: usize = 64;
+const TENSOR_SHARED: usize = (TENSOR_HEADS + 2 * TENSOR_KEYS) * TENSOR_DIM * 2
+    + TENSOR_HEADS * (TENSOR_KEYS + 16) * 4
+    + TENSOR_HEADS * (TENSOR_KEYS + 8) * 2
+    + TENSOR_HEADS * 4
+    + 2 * TENSOR_KEYS;
+
+/// What the other kernels are made for: threads of a block, the widest head, keys of a tile, and heads of a
 /// block of either kernel.
 const THREADS: u32 = 256;
 const MAX_DIM: usize = 512;
@@ -173,12 +187,22 @@ impl Operands<'_> {
         let (n_rows, n_heads) = (self.q.dim(0)?, self.sink.dim(0)?);
         let (entering, n_dim) = window.current.dims2()?;
         let few = n_rows * n_heads.div_ceil(HEADS) < ENOUGH_BLOCKS;
-        let (kernel, at_once) = if few {
-            (ATTENTION_FEW, FEW_HEADS)
-        } else {
-            (ATTENTION, HEADS)
+        let fits_tensor_cores = self.q.dtype() == DType::BF16
+            && n_dim == TENSOR_DIM
+            && [self.q, window.current, window.ring.data(), &entries.pool]
+                .iter()
+                .all(|t| t.layout().start_offset().is_multiple_of(8))
+            && 2 * n_heads >= TENSOR_HEADS;
+        let plain = |at_once: usize| (at_once + TILE) * n_dim * size_of::<f32>();
+        let (kernel, at_once, shared_bytes) = match few {
+            true => (
+                ATTENTION_FEW.of(self.q.dtype())?,
+                FEW_HEADS,
+                plain(FEW_HEADS),
+            ),
+            false if fits_tensor_cores => (ATTENTION_TENSOR, TENSOR_HEADS, TENSOR_SHARED),
+            false => (ATTENTION.of(self.q.dtype())?, HEADS, plain(HEADS)),
         };
-        let shared_bytes = (at_once + TILE) * n_dim * size_of::<f32>();
         let grid = grid(n_rows * n_heads.div_ceil(at_once), THREADS, shared_bytes)?;
         let (heads, dim) = (count(n_heads)?, count(n_dim)?);
         let (n_requests, entering) = (count(self.spans.dim(0)?)?, count(entering)?);
@@ -187,36 +211,34 @@ impl Operands<'_> {
         let (capacity, per_page) = (count(window.ring.capacity())?, count(entries.per_page)?);
         let (width, max_pages) = (count(entries.width)?, count(entries.pages.dim(1)?)?);
         // SAFETY: a block for each row and `at_once` heads, with room for as many queries and a tile
-        // of keys. Shapes were compared; the kernel compares every request, row, page and entry with
+        // of keys, or for what `attention_tensor` has there, which takes rows of its width only. Shapes were compared; the kernel compares every request, row, page and entry with
         // the counts, which are those of the tensors, and reads aligned fours of channels.
         unsafe {
-            run(kernel.of(self.q.dtype())?, &tensors, grid, |a| {
-                AttentionArgs {
-                    q: a[0],
-                    positions: a[1],
-                    requests: a[2],
-                    spans: a[3],
-                    kv_start: a[4],
-                    current: a[5],
-                    ring: a[6],
-                    choice: a[7],
-                    pool: a[8],
-                    pages: a[9],
-                    sink: a[10],
-                    out: a[11],
-                    heads,
-                    dim,
-                    n_requests,
-                    entering,
-                    ring_rows,
-                    capacity,
-                    window: window.window.get(),
-                    width,
-                    pool_rows,
-                    per_page,
-                    max_pages,
-                    scale: 1.0 / (n_dim as f32).sqrt(),
-                }
+            run(kernel, &tensors, grid, |a| AttentionArgs {
+                q: a[0],
+                positions: a[1],
+                requests: a[2],
+                spans: a[3],
+                kv_start: a[4],
+                current: a[5],
+                ring: a[6],
+                choice: a[7],
+                pool: a[8],
+                pages: a[9],
+                sink: a[10],
+                out: a[11],
+                heads,
+                dim,
+                n_requests,
+                entering,
+                ring_rows,
+                capacity,
+                window: window.window.get(),
+                width,
+                pool_rows,
+                per_page,
+                max_pages,
+                scale: 1.0 / (n_dim as f32).sqrt(),
             })
         }
     }

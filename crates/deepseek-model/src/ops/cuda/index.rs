@@ -17,7 +17,20 @@ const OP: &str = "choose-entries";
 const SCORES: ByAct = by_act!("index", INDEX, "index_scores");
 const CHOOSE: Kernel = kernel!("index", INDEX, "index_choose");
 
-/// What the kernels are made for: threads of a block of either, slots that a block scores, and heads
+/// On tensor cores, for bf16 rows that choose from all they see.
+const SCORES_TENSOR: Kernel = kernel!("index_tensor", INDEX_TENSOR, "index_scores_tensor");
+
+/// What it is made for: heads, channels, rows of a block and slots that it scores; and the shared
+/// memory it takes.
+const TENSOR_HEADS: usize = 32;
+const TENSOR_DIM: usize = 128;
+const TENSOR_ROWS: usize = 4;
+const TENSOR_SLOTS: usize = 1024;
+const TENSOR_KEYS: usize = 128;
+const TENSOR_SHARED: usize =
+    (TENSOR_ROWS * TENSOR_HEADS + 2 * TENSOR_KEYS) * TENSOR_DIM * 2 + 2 * TENSOR_KEYS;
+
+/// What the other kernels are made for: threads of a block of either, slots that a block scores, and heads
 /// that it multiplies at a time.
 const THREADS: u32 = 256;
 const CHOOSERS: u32 = 1024;
@@ -33,7 +46,8 @@ kernel_args! {
         within: u64, work: u64, best: u64, scores: u64, choice: u64, candidates: u64, fault: u64,
         first_row: u32, tiles: u32, slots: u32, blocks: u32, most: u32, ratio: u32, topk: u32,
         top_blocks: u32, kept: u32, block_size: u32, heads: u32, dim: u32, n_requests: u32,
-        max_pages: u32, per_page: u32, pool_rows: u32, code: u32, scale: f32,
+        max_pages: u32, per_page: u32, pool_rows: u32, code: u32, chunk_rows: u32, scale: f32,
+        padding: u32,
     }
 }
 
@@ -272,13 +286,23 @@ impl Operands<'_> {
             ("fault", self.fault),
         ];
         let tensors = tensors(OP, &read, &written)?;
-        let (args, tiles) = (self.args(sizes, rows.start)?, sizes.slots.div_ceil(SLOTS));
-        let shared = sizes.heads.next_multiple_of(PASS_HEADS) * (sizes.dim + 1) * size_of::<f32>();
-        let score = grid(rows.len() * tiles, THREADS, shared)?;
+        let on_tensor_cores = self.fits_tensor_cores(sizes);
+        let at_once = if on_tensor_cores { TENSOR_SLOTS } else { SLOTS };
+        let tiles = sizes.slots.div_ceil(at_once);
+        let args = self.args(sizes, &rows, tiles)?;
+        let (kernel, score) = if on_tensor_cores {
+            let blocks = rows.len().div_ceil(TENSOR_ROWS) * tiles;
+            (SCORES_TENSOR, grid(blocks, THREADS, TENSOR_SHARED)?)
+        } else {
+            let heads = sizes.heads.next_multiple_of(PASS_HEADS);
+            let shared = heads * (sizes.dim + 1) * size_of::<f32>();
+            let kernel = SCORES.of(self.queries.queries.dtype())?;
+            (kernel, grid(rows.len() * tiles, THREADS, shared)?)
+        };
         let choose = grid(rows.len(), CHOOSERS, 0)?;
-        let kernel = SCORES.of(self.queries.queries.dtype())?;
-        // SAFETY: a block for each row of the chunk, or for each SLOTS of its slots, with room for
-        // the row's heads; `work` and `best` have a row for each row of a chunk. Shapes were
+        // SAFETY: a block for each row of the chunk, or for so many of its slots, with room for the
+        // row's heads, or the same for TENSOR_ROWS rows whose heads and channels are those that the
+        // kernel is made for; `work` and `best` have a row for each row of a chunk. Shapes were
         // compared; the kernels compare every request, entry, block and page with the counts, which
         // are those of the tensors, and read aligned fours of channels.
         unsafe {
@@ -287,8 +311,25 @@ impl Operands<'_> {
         }
     }
 
+    /// Whether `index_scores_tensor` takes the rows. Few of them are too little work for it.
+    fn fits_tensor_cores(&self, sizes: &Sizes) -> bool {
+        let aligned = |tensor: &Tensor| tensor.layout().start_offset().is_multiple_of(8);
+        let (queries, keys) = (self.queries.queries, self.keys.pool.data());
+        queries.dtype() == DType::BF16
+            && (sizes.heads, sizes.dim) == (TENSOR_HEADS, TENSOR_DIM)
+            && sizes.kept == 0
+            && sizes.rows >= 4 * TENSOR_ROWS
+            && aligned(queries)
+            && aligned(keys)
+    }
+
     /// The argument of both kernels, from the addresses.
-    fn args(&self, sizes: &Sizes, first_row: usize) -> Result<impl Fn(&[u64]) -> IndexArgs> {
+    fn args(
+        &self,
+        sizes: &Sizes,
+        rows: &std::ops::Range<usize>,
+        tiles: usize,
+    ) -> Result<impl Fn(&[u64]) -> IndexArgs> {
         let constants = IndexArgs {
             queries: 0,
             head_weights: 0,
@@ -303,8 +344,8 @@ impl Operands<'_> {
             choice: 0,
             candidates: 0,
             fault: 0,
-            first_row: count(first_row)?,
-            tiles: count(sizes.slots.div_ceil(SLOTS))?,
+            first_row: count(rows.start)?,
+            tiles: count(tiles)?,
             slots: count(sizes.slots)?,
             blocks: count(sizes.blocks)?,
             most: count(sizes.most)?,
@@ -320,6 +361,8 @@ impl Operands<'_> {
             per_page: count(self.keys.pool.per_page())?,
             pool_rows: count(self.keys.pool.data().dim(0)?)?,
             code: self.code,
+            chunk_rows: count(rows.len())?,
+            padding: 0,
             scale: 1.0 / (sizes.heads as f32).sqrt() / (sizes.dim as f32).sqrt(),
         };
         Ok(move |a: &[u64]| IndexArgs {

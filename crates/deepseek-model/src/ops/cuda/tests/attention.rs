@@ -248,9 +248,16 @@ fn shapes() -> Vec<Shape> {
         (5, 64, 33, 40, 16, 50),
         (17, 300, 16, 24, 8, 3),
         (20, 40, 24, 9, 4, if small() { 140 } else { 300 }),
+        (33, 512, 20, 9, 4, 100),
     ];
     if !small() {
-        shapes.extend([(64, 512, 128, 512, 64, 8), (64, 512, 128, 512, 64, 90)]);
+        shapes.extend([
+            (64, 512, 128, 512, 64, 8),
+            (64, 512, 128, 512, 64, 90),
+            // In bf16 on tensor cores, as the one before; heads that fill no block, or more than one.
+            (40, 512, 50, 70, 16, 130),
+            (100, 512, 8, 0, 16, 60),
+        ]);
     }
     shapes.into_iter().map(shape).collect()
 }

@@ -219,6 +219,8 @@ fn gpu_choice_with_ties() {
             shape(64, 4, 1, 64, (100, 3)),
             shape(4, 64, 3, 500, (30, 8)),
             shape(1, 4, 512, 4, (3, 8)),
+            // In bf16 on tensor cores, but for what a row keeps of its blocks.
+            shape(32, 128, 1, 40, (9, 8)),
         ] {
             let scene = Scene::new(shape, act, &REQUESTS, true, &mut draw);
             compare_levels(&scene, &device);
@@ -232,11 +234,16 @@ fn gpu_choice_in_long_contexts() {
     let (device, mut draw) = (gpu(), Draw::new());
     let length = if small() { 2500 } else { 40_000 };
     let requests = [(0, length, 1), (1, length / 3, 5)];
-    let shape = shape(4, 16, 1, 512, (length / 20, 8));
+    let narrow = shape(4, 16, 1, 512, (length / 20, 8));
     for (act, _) in ACTS {
-        let scene = Scene::new(shape, act, &requests, true, &mut draw);
+        let scene = Scene::new(narrow, act, &requests, true, &mut draw);
         compare_levels(&scene, &device);
     }
+    // Rows that fill no block of the tensor cores, in tiles of two requests.
+    let requests = [(0, 3000, 14), (1, 1024, 5), (2, 130, 6), (3, 2047, 1)];
+    let wide = shape(32, 128, 1, 512, (60, 8));
+    let scene = Scene::new(wide, Act::Bf16, &requests, true, &mut draw);
+    compare_levels(&scene, &device);
 }
 
 /// Any values: scores as close as another order of summation leaves them, and the choice exactly that
@@ -286,14 +293,21 @@ fn gpu_scores_and_what_they_choose() {
 #[test]
 fn gpu_scores_that_are_no_numbers_are_reported() {
     let (device, mut draw) = (gpu(), Draw::new());
-    let shape = shape(4, 16, 1, 8, (6, 4));
-    let word = FaultWord::new(&device).unwrap();
-    let mut scene = Scene::new(shape, Act::F32, &REQUESTS, true, &mut draw);
+    for (shape, act) in [
+        (shape(4, 16, 1, 8, (6, 4)), Act::F32),
+        (shape(32, 128, 1, 8, (6, 4)), Act::Bf16),
+    ] {
+        check_reports(&device, Scene::new(shape, act, &REQUESTS, true, &mut draw));
+    }
+}
+
+fn check_reports(device: &Device, mut scene: Scene<'_>) {
+    let (shape, word) = (scene.shape, FaultWord::new(device).unwrap());
     let source = Level::Source(shape.candidates);
-    let mut kept = scene.run(&device, source, false).candidates.unwrap();
+    let mut kept = scene.run(device, source, false).candidates.unwrap();
     scene.spoil(2, 100);
     let run = |level: Level<'_>| {
-        let chosen = scene.on(&device, Some(&word), |queries, keys| {
+        let chosen = scene.on(device, Some(&word), |queries, keys| {
             choose_entries(queries, keys, level, false).unwrap()
         });
         let lists = lists(&chosen.choice);
@@ -317,7 +331,7 @@ fn gpu_scores_that_are_no_numbers_are_reported() {
         row
     });
     let blocks: Vec<u32> = blocks.collect();
-    kept.entries = Tensor::from_vec(blocks, kept.entries.dims(), &device).unwrap();
+    kept.entries = Tensor::from_vec(blocks, kept.entries.dims(), device).unwrap();
     assert_eq!(run(Level::Within(&kept, 4)), None);
 }
 
