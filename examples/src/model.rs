@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::{Context, ensure};
 use candle_core::{DType, Device};
 use deepseek_model::tokenizer::Tokenizer;
-use deepseek_model::{CacheError, Config, Error, Model, ModelOptions, StepError};
+use deepseek_model::{CacheError, Config, Error, Model, ModelOptions, StepError, device};
 
 use crate::{flags, io, progress};
 
@@ -94,17 +94,12 @@ impl fmt::Display for DeviceArg {
 
 impl DeviceArg {
     /// # Errors
-    /// If the program has no CUDA support, or the machine no such GPU.
+    /// If the program cannot use that GPU.
     fn open(self) -> anyhow::Result<Device> {
         let Self::Cuda(number) = self else {
             return Ok(Device::Cpu);
         };
-        ensure!(
-            candle_core::utils::cuda_is_available(),
-            "--device {self}: this program was built without CUDA: build it with --features cuda"
-        );
-        // A stream of its own: kernels on the legacy default stream cannot be captured in graphs.
-        Device::new_cuda_with_stream(number).with_context(|| format!("--device {self}"))
+        device::open_cuda(number).with_context(|| format!("--device {self}"))
     }
 }
 

@@ -33,6 +33,9 @@ pub enum Error {
     /// The device or dtype is not one the decoder runs with.
     #[error(transparent)]
     Model(#[from] crate::ModelError),
+    /// A GPU cannot be used.
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
     /// The model cannot replay, for this reason.
     #[error(transparent)]
     Unsupported(#[from] replay_core::Unsupported),

@@ -53,6 +53,7 @@
 
 mod cache;
 pub mod config;
+pub mod device;
 pub mod engram;
 mod error;
 mod footprint;

@@ -14,6 +14,11 @@ fn absent<T>() -> Result<T> {
     Err(Error::NotCompiledWithCudaSupport)
 }
 
+/// The text of no kernel.
+pub(crate) fn kernel_text() -> &'static str {
+    ""
+}
+
 pub(super) fn attention(
     _: &Tensor,
     _: &Rows,

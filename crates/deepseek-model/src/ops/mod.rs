@@ -31,6 +31,7 @@ mod view;
 pub(crate) use act::Act;
 pub(crate) use attention::{EntryKeys, KvStart, WindowKeys, attention};
 pub(crate) use compress::{ClosedGroups, DeviceGroups, close_groups};
+pub(crate) use cuda::kernel_text;
 pub(crate) use engram::engram_gate;
 pub(crate) use experts::{Experts, routed_experts, swiglu};
 pub use faults::Site;

@@ -30,3 +30,8 @@ pub(super) use mhc::{expand, mix};
 pub(super) use norm::{collapse_norm, rms_norm};
 pub(super) use rope::{rope_table, rotate_heads};
 pub(super) use route::route;
+
+/// PTX of the program, to see what it was built for.
+pub(crate) fn kernel_text() -> &'static str {
+    launch::ptx::NORM
+}
