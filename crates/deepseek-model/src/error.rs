@@ -36,6 +36,9 @@ pub enum Error {
     /// A GPU cannot be used.
     #[error(transparent)]
     Device(#[from] crate::device::DeviceError),
+    /// A run does not fit the memory it may take.
+    #[error(transparent)]
+    Memory(#[from] crate::memory::MemoryError),
     /// The model cannot replay, for this reason.
     #[error(transparent)]
     Unsupported(#[from] replay_core::Unsupported),

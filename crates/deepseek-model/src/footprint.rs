@@ -1,6 +1,6 @@
 //! What a step takes of the host's memory, from its lengths alone.
 
-use crate::{Config, StepError, StepRequest, memory};
+use crate::{Config, StepError, StepRequest, memory::host};
 
 /// Steps below this many bytes are not looked at: asking the system takes as long as they do.
 const SMALL: u64 = 16 << 20;
@@ -18,7 +18,7 @@ fn check_rows(config: &Config, rows: usize, read: usize) -> Result<(), StepError
     if bytes < SMALL {
         return Ok(());
     }
-    memory::check(bytes).map_err(|shortage| StepError::Memory {
+    host::check(bytes).map_err(|shortage| StepError::Memory {
         rows,
         bytes,
         shortage,

@@ -60,7 +60,7 @@ mod footprint;
 mod forward;
 mod generate;
 mod layers;
-mod memory;
+pub mod memory;
 mod model;
 mod ops;
 mod pcg;
@@ -73,7 +73,7 @@ mod step;
 pub mod tokenizer;
 pub mod weights;
 
-pub use cache::{CacheError, CacheOptions, KvCache, SequenceId, SequenceOptions};
+pub use cache::{CacheError, CacheOptions, KvBudget, KvCache, SequenceId, SequenceOptions};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use generate::{
@@ -81,7 +81,6 @@ pub use generate::{
     StepCount, StepCounts,
 };
 pub use layers::Observer;
-pub use memory::Shortage;
 pub use model::{Model, ModelError, ModelOptions};
 pub use ops::{Rounding, Site, round_groups};
 pub use profile::PhaseTimes;

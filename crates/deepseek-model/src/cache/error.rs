@@ -1,7 +1,7 @@
 //! Why a cache refuses.
 
 use super::SequenceId;
-use crate::Shortage;
+use crate::memory::{Bytes, Shortage};
 
 /// Why the cache cannot take a sequence or a step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +30,26 @@ pub enum CacheError {
         max_sequences: usize,
         /// Tokens asked for.
         max_tokens: usize,
+    },
+    /// The storage does not fit the memory that there is for it.
+    #[error(
+        "cache: {max_tokens} tokens in {max_sequences} sequence{} take {}, expected at most {}, which \
+         hold {fits} tokens (CacheOptions::max_tokens)",
+        if *max_sequences == 1 { "" } else { "s" },
+        Bytes(*needed),
+        Bytes(*available)
+    )]
+    NoMemory {
+        /// Bytes of all storage on the device.
+        needed: u64,
+        /// Bytes there are for it.
+        available: u64,
+        /// Sequences asked for.
+        max_sequences: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// Tokens that would fit.
+        fits: usize,
     },
     /// Every slot is taken.
     #[error("cache: all {max} sequences are in use (CacheOptions::max_sequences)")]

@@ -1,9 +1,11 @@
 //! The KV cache of many sequences: window rings, compressed entries in pages, open groups.
 
+mod budget;
 mod error;
 mod owner;
 mod pages;
 mod sequence;
+mod size;
 mod step;
 mod storage;
 
@@ -12,6 +14,7 @@ use std::{num::NonZeroU32, sync::Arc};
 use candle_core::{DType, Device, Tensor};
 use replay_core::ReplayPolicy;
 
+pub use budget::KvBudget;
 pub use error::CacheError;
 pub(crate) use owner::ModelId;
 pub(crate) use pages::{PageLists, PagePool};
@@ -103,17 +106,10 @@ impl KvCache {
         device: &Device,
         dtype: DType,
     ) -> Result<Self> {
-        for (field, value) in [
-            ("max_sequences", options.max_sequences),
-            ("max_tokens", options.max_tokens),
-        ] {
-            if value == 0 {
-                return Err(CacheError::Empty { field }.into());
-            }
-        }
+        options.check_counts()?;
         config.check_bounds()?;
         let planner = ReplayPlanner::new(config, options.policy, options.sampled_rows)?;
-        let (pages, page_tokens) = plan_pages(config, options, device)?;
+        let (pages, page_tokens) = size::plan_pages(config, options, device, dtype)?;
         let layers = (0..config.layers.len())
             .map(|layer| {
                 LayerCache::new(
@@ -255,78 +251,6 @@ impl KvCache {
     }
 }
 
-/// Number of pages and tokens of each.
-///
-/// # Errors
-/// If the storage they make cannot be addressed or allocated.
-fn plan_pages(
-    config: &Config,
-    options: CacheOptions,
-    device: &Device,
-) -> Result<(usize, usize), CacheError> {
-    let too_large = |bytes, shortage| CacheError::TooLarge {
-        bytes,
-        shortage,
-        max_sequences: options.max_sequences,
-        max_tokens: options.max_tokens,
-    };
-    let sized = || {
-        // A page covers the same tokens in every source, so it holds whole groups of each ratio.
-        let mut ratios = config.layers.iter().map(|l| l.ratio.max(1));
-        let step = ratios.try_fold(1, lcm)?;
-        let page_tokens = step.checked_mul(MIN_PAGE_TOKENS.div_ceil(step))?;
-        let pages = options.max_tokens.div_ceil(page_tokens);
-        let pages = pages.checked_add(options.max_sequences - 1)?;
-        let storage = storage_bytes(config, options.max_sequences, (pages, page_tokens))?;
-        Some((pages, page_tokens, storage))
-    };
-    let unknown = Shortage { available: None };
-    let (pages, page_tokens, (host, tensors)) = sized().ok_or_else(|| too_large(None, unknown))?;
-    // A device says itself what it has no room for; the host would end the program.
-    let probed = if device.is_cpu() {
-        host + tensors
-    } else {
-        host
-    };
-    memory::check(probed).map_err(|shortage| too_large(Some(host + tensors), shortage))?;
-    Ok((pages, page_tokens))
-}
-
-/// Bytes of the lists on the host and of the tensors; `None` if a row's number exceeds `u32` or a
-/// size `u64`.
-fn storage_bytes(
-    config: &Config,
-    sequences: usize,
-    (pages, page_tokens): (usize, usize),
-) -> Option<(u64, u64)> {
-    let tensor = |count: usize, rows: usize, width: usize| {
-        let rows = count
-            .checked_mul(rows)
-            .filter(|&n| u32::try_from(n).is_ok())?;
-        let bytes = rows.checked_mul(width)?.checked_mul(size_of::<f32>())?;
-        u64::try_from(bytes).ok()
-    };
-    // A page's number takes as much as a value; there are at least as many pages as slots.
-    let slots = (sequences as u64).checked_mul(Sequences::SLOT_BYTES as u64)?;
-    let host = tensor(pages, 1, 1)?.checked_add(slots)?;
-    let mut sizes = Vec::new();
-    for (index, layer) in config.layers.iter().enumerate() {
-        sizes.push(tensor(sequences, config.sliding_window, config.head_dim)?);
-        if layer.kv_source == Some(index) {
-            let per_page = page_tokens / layer.ratio;
-            sizes.push(tensor(pages, per_page, config.head_dim)?);
-            sizes.push(tensor(pages, per_page, config.index_dim)?);
-            if layer.ratio > 1 {
-                sizes.extend([tensor(sequences, layer.ratio, config.head_dim)?; 2]);
-            }
-        }
-    }
-    let tensors = sizes.into_iter().try_fold(0_u64, u64::checked_add)?;
-    // The sum of the two is addressable, too.
-    host.checked_add(tensors)?;
-    Some((host, tensors))
-}
-
 impl LayerCache {
     fn new(
         config: &Config,
@@ -359,12 +283,4 @@ fn select(data: &Tensor, rows: impl Iterator<Item = usize>) -> Result<Tensor> {
     let rows: Vec<u32> = rows.map(|row| row as u32).collect();
     let rows = Tensor::new(rows.as_slice(), data.device())?;
     data.index_select(&rows, 0).map_err(Error::from)
-}
-
-fn lcm(a: usize, b: usize) -> Option<usize> {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    (a / x).checked_mul(b)
 }

@@ -3,7 +3,7 @@
 mod summary;
 
 use std::{
-    num::{NonZeroU32, NonZeroUsize},
+    num::NonZeroUsize,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,7 +11,7 @@ use std::{
 use replay_core::ReplayPolicy;
 
 use crate::{
-    CacheError, CacheOptions, CaptureReport, Error, LogitRows, Model, PhaseTimes, Result, Runner,
+    CacheError, CaptureReport, Error, LogitRows, Model, PhaseTimes, Result, Runner,
     RunnerOptions, SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
     sampler::{Sampler, SamplingConfig, log_softmax_at},
     tokenizer::check_ids,
@@ -144,19 +144,7 @@ impl Generator {
                 source: Box::new(source),
             })?;
         }
-        let positions = model.config().max_positions;
-        let tokens = |prompt: &Vec<u32>| {
-            prompt
-                .len()
-                .saturating_add(options.max_new_tokens)
-                .min(positions)
-        };
-        let cache = CacheOptions {
-            max_sequences: prompts.len(),
-            max_tokens: prompts.iter().map(tokens).sum::<usize>().max(1),
-            policy: options.policy,
-            sampled_rows: NonZeroU32::MIN,
-        };
+        let cache = options.cache_options(model.config(), prompts.iter().map(Vec::len));
         if prompts.is_empty() {
             return Err(Error::NoPrompts);
         }

@@ -8,10 +8,8 @@ use std::{
 use candle_core::DType;
 
 use super::problem::{Problem, Problems, Quoted};
-use crate::{
-    Shortage,
-    config::{ConfigError, Violation, Violations, unreadable},
-};
+use crate::config::{ConfigError, Violation, Violations, unreadable};
+use crate::memory::{Bytes, Shortage};
 
 /// Why weights cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +104,28 @@ pub enum WeightsError {
         /// What there is.
         shortage: Shortage,
     },
+    /// The tensors do not fit the memory of the device.
+    #[error(
+        "{} takes {} of the device's memory as {dtype:?}, expected at most the {} that are free: {} are \
+         missing",
+        dir.display(),
+        Bytes(*needed),
+        Bytes(*free),
+        Bytes(needed.saturating_sub(*free))
+    )]
+    DeviceMemory {
+        /// The checkpoint directory.
+        dir: PathBuf,
+        /// Bytes of all tensors.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Dtype of matrices.
+        dtype: DType,
+    },
+    /// The device cannot say how much memory is free.
+    #[error(transparent)]
+    Free(#[from] Box<crate::Error>),
     /// Matrices are asked for in a dtype the decoder does not compute in.
     #[error("matrices can be held in F32 or BF16, not in {0:?}")]
     HeldDtype(DType),

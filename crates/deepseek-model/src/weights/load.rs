@@ -17,10 +17,10 @@ use super::{
     problem::{Problem, Problems},
     progress::{LoadProgress, Meter},
     resolve::{Resolved, resolve},
+    size,
     stored::{self, Stored},
     table::EngramTable,
 };
-use crate::{Shortage, memory};
 
 /// Values that one task dequantises: enough to outweigh handing it to a worker.
 const TASK_VALUES: usize = 1 << 16;
@@ -99,7 +99,7 @@ impl Weights {
             tables,
             bad_scales,
         } = resolve(&manifest, &checkpoint)?;
-        fits(&manifest, options, dir)?;
+        size::check(&manifest, options, dir)?;
 
         let all = || sources.iter().flatten();
         let total = LoadProgress {
@@ -187,34 +187,6 @@ fn plausible(config: &crate::Config, checkpoint: &Checkpoint) -> Result<(), Weig
         needed,
         layers,
         experts,
-    })
-}
-
-/// Refuses tensors that cannot be allocated: the host would end the program. Only their dtype is ours
-/// to choose, their sizes are the checkpoint's.
-fn fits(manifest: &Manifest, options: &LoadOptions, dir: &Path) -> Result<(), WeightsError> {
-    let bytes = |target: &Target| {
-        let element = match options.dtype {
-            DType::BF16 if !target.always_f32 => size_of::<bf16>(),
-            _ => size_of::<f32>(),
-        };
-        let mut axes = target.shape.iter();
-        axes.try_fold(element, |bytes, &n| bytes.checked_mul(n))
-    };
-    let mut sizes = manifest.targets.iter().map(bytes);
-    let bytes = if options.device.is_cpu() {
-        sizes.try_fold(0_usize, |sum, n| sum.checked_add(n?))
-    } else {
-        // The host holds one tensor at a time.
-        sizes.try_fold(0_usize, |most, n| Some(most.max(n?)))
-    };
-    let unknown = Shortage { available: None };
-    let checked = bytes.map_or(Err(unknown), |bytes| memory::check(bytes as u64));
-    checked.map_err(|shortage| WeightsError::Memory {
-        dir: dir.into(),
-        bytes,
-        dtype: options.dtype,
-        shortage,
     })
 }
 

@@ -18,6 +18,7 @@ mod problem;
 mod progress;
 mod resolve;
 mod shard;
+mod size;
 mod stored;
 mod table;
 
@@ -25,4 +26,5 @@ pub use error::WeightsError;
 pub use load::{LoadOptions, Weights};
 pub use problem::{Problem, Problems};
 pub use progress::LoadProgress;
+pub use size::held_bytes;
 pub use table::EngramTable;

@@ -8,6 +8,7 @@ use super::launch::{
     ByAct, by_act, count, expect, expect_fours, grid, kernel, kernel_args, output, run, tensors,
 };
 use crate::{
+    memory::workspace::INDEX_SCORES,
     ops::index::{Choice, Chosen, IndexKeys, IndexQueries, Level},
     rows::DeviceRows,
 };
@@ -38,7 +39,7 @@ const SLOTS: usize = 256;
 const PASS_HEADS: usize = 16;
 
 /// Scores that are held at a time: 128 MiB of them. Rows beyond that are taken later.
-const WORK_SCORES: usize = 32 << 20;
+const WORK_SCORES: usize = INDEX_SCORES;
 
 kernel_args! {
     struct IndexArgs {

@@ -11,6 +11,11 @@ pub struct Shortage {
     pub available: Option<u64>,
 }
 
+impl Shortage {
+    /// Of what cannot even be counted.
+    pub(crate) const UNKNOWN: Self = Self { available: None };
+}
+
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.available {

@@ -1,0 +1,16 @@
+//! How much memory of a device a run takes, before anything is loaded.
+//!
+//! Weights and the KV cache are known exactly, from the configuration alone. Graphs and the workspace
+//! of a step are estimated from above, on a GPU; on a CPU they are left out.
+
+mod bytes;
+mod demand;
+mod error;
+pub(crate) mod host;
+pub(crate) mod workspace;
+
+pub use bytes::Bytes;
+pub use demand::{Demand, MemoryUse, Place};
+pub use error::MemoryError;
+pub use host::Shortage;
+pub use workspace::StepSize;

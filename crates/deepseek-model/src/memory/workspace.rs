@@ -1,0 +1,177 @@
+//! What the tensors of a step take on a GPU, estimated from above.
+
+use candle_core::DType;
+
+use crate::Config;
+
+/// A step, as far as its tensors depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSize {
+    /// Rows of all requests.
+    pub rows: usize,
+    /// Rows whose logits are read.
+    pub logit_rows: usize,
+    /// Tokens that any row sees at most.
+    pub tokens: usize,
+}
+
+/// Index scores that are held at a time, 128 MiB of them; more rows take turns.
+pub(crate) const INDEX_SCORES: usize = 32 << 20;
+
+/// What libraries take for themselves: cuBLAS by its documentation 32 MiB on the GPUs that take most,
+/// and as much again for the code of kernels, which is loaded when it is first needed.
+pub(super) const LIBRARIES: u64 = 64 << 20;
+
+/// Bytes of a step's tensors on a GPU, with activations held as `dtype`.
+///
+/// This is an upper estimate: of a layer's parts, of which one runs after the other, the largest
+/// counts, and of that part every tensor, as if none were dropped before its end. Beside it count the
+/// residual streams, as they are handed from part to part and gathered at the cut, the chosen
+/// entries, the index scores, and the logits. Sizes that no memory holds saturate.
+pub(crate) fn workspace_bytes(config: &Config, dtype: DType, step: StepSize) -> u64 {
+    let act = dtype.size_in_bytes() as u64;
+    let row = Row { config, act };
+    let parts = [row.attention(), row.experts(), row.engram()];
+    let largest = parts.into_iter().max().unwrap_or(0);
+    let of_rows = (row.always() + largest).saturating_mul(step.rows as u64);
+    let of_logits = row.logits().saturating_mul(step.logit_rows as u64);
+    let of_index = index_bytes(config, step);
+    [of_rows, of_logits, of_index]
+        .into_iter()
+        .fold(0, u64::saturating_add)
+}
+
+const F32: u64 = 4;
+const U32: u64 = 4;
+
+/// Bytes of one row.
+struct Row<'a> {
+    config: &'a Config,
+    /// Of a value of an activation.
+    act: u64,
+}
+
+impl Row<'_> {
+    /// What lives through a layer, and its handing over to the next.
+    fn always(&self) -> u64 {
+        let (config, act) = (self.config, self.act);
+        let [h, n, d] = [config.hidden_size, config.hc_mult, config.head_dim].map(|x| x as u64);
+        // As they enter, after attention, after the experts, and gathered at the cut; and in f32
+        // where the mixing reads them.
+        let streams = n * h * (4 * act + F32);
+        let mixing = 2 * (2 * n + n * n) * F32;
+        // The input of either part and its result, and window KV as it is made.
+        let inputs = 4 * h * act + 3 * d * act;
+        let kept = config.candidates.map_or(0, |c| c.top_blocks);
+        let chosen = 2 * (listed(config.index_topk) + listed(kept)) * U32;
+        let tables = config.engram.as_ref().map_or(0, |engram| {
+            let width = engram.columns() as u64 * engram.head_dim as u64;
+            // Uploaded in f32, held as activations.
+            width * (engram.layers.len() as u64 * act + F32)
+        });
+        let angles = 2 * config.rope_dim as u64 * F32;
+        // Token, position, request, and where rows go, of every ring and source.
+        let lists = (8 + 6 * config.layers.len() as u64) * U32;
+        streams + mixing + inputs + chosen + tables + angles + lists
+    }
+
+    fn attention(&self) -> u64 {
+        let (config, act) = (self.config, self.act);
+        let [h, d, latent] =
+            [config.hidden_size, config.head_dim, config.q_lora_rank].map(|x| x as u64);
+        let heads = config.num_heads as u64 * d;
+        let [index_heads, index_dim] = [config.index_heads, config.index_dim].map(|x| x as u64);
+        let grouped = config.o_groups as u64 * config.o_lora_rank as u64;
+        // Projected and rotated, attended and rotated back, by groups.
+        let queries = 2 * latent * act + 5 * heads * act;
+        let index = (2 * index_heads * index_dim + index_heads) * act;
+        let output = 3 * grouped * act + h * act;
+        // The input in f32; keys, gates and their pools; entries and index keys of each row.
+        let compressor = h * F32 + 4 * d * F32 + 3 * d * act + 3 * index_dim * act;
+        queries + index + output + compressor
+    }
+
+    fn experts(&self) -> u64 {
+        let (config, act) = (self.config, self.act);
+        let [h, m] = [config.hidden_size, config.moe_intermediate_size].map(|x| x as u64);
+        let experts = config.num_experts as u64;
+        let k = (config.experts_per_token as u64).min(experts);
+        let router = h * F32 + experts * F32 + 2 * k * U32;
+        let shared = (3 * m + h) * act;
+        // Lists of the sort, tiles included, and of each choice hidden values, product and result.
+        let routed = k * (5 * U32 + (3 * m + h) * act);
+        router + shared + routed + h * act
+    }
+
+    fn engram(&self) -> u64 {
+        let (h, n) = (self.config.hidden_size as u64, self.config.hc_mult as u64);
+        match self.config.engram {
+            Some(_) => (n + 1) * h * self.act,
+            None => 0,
+        }
+    }
+
+    /// The final norm in either dtype, and logits; those of a graph are copied out of it.
+    fn logits(&self) -> u64 {
+        let (h, vocab) = (
+            self.config.hidden_size as u64,
+            self.config.vocab_size as u64,
+        );
+        h * (self.act + F32) + 2 * vocab * F32
+    }
+}
+
+/// What a list of u32 can hold: the two widths that no other bound of a configuration holds.
+fn listed(width: usize) -> u64 {
+    (width as u64).min(u64::from(u32::MAX))
+}
+
+/// Scores of entries, and the best of each block.
+fn index_bytes(config: &Config, step: StepSize) -> u64 {
+    let ratios = config.layers.iter().map(|layer| layer.ratio);
+    let Some(ratio) = ratios.filter(|ratio| *ratio > 0).min() else {
+        return 0;
+    };
+    let entries = (step.tokens / ratio).max(1);
+    let rows = (INDEX_SCORES / entries).clamp(1, step.rows.max(1)) as u64;
+    let blocks = config
+        .candidates
+        .map_or(1, |c| entries.div_ceil(c.block_size.max(1)));
+    rows.saturating_mul((entries as u64).saturating_add(blocks as u64))
+        .saturating_mul(F32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(rows: usize, logit_rows: usize, tokens: usize) -> StepSize {
+        StepSize {
+            rows,
+            logit_rows,
+            tokens,
+        }
+    }
+
+    #[test]
+    fn more_of_anything_takes_more() {
+        let config = Config::load("tests/data/engram-s1".as_ref()).unwrap();
+        let bytes = |step| workspace_bytes(&config, DType::BF16, step);
+        let base = bytes(step(64, 1, 256));
+        for larger in [step(65, 1, 256), step(64, 2, 256), step(64, 1, 512)] {
+            assert!(bytes(larger) > base, "{larger:?}");
+        }
+        assert!(workspace_bytes(&config, DType::F32, step(64, 1, 256)) > base);
+        assert_eq!(bytes(step(usize::MAX, usize::MAX, usize::MAX)), u64::MAX);
+    }
+
+    /// A million tokens of context do not make a million scores of each row.
+    #[test]
+    fn index_scores_are_bounded() {
+        let config = Config::load("tests/data/bf16-s1".as_ref()).unwrap();
+        let bytes = index_bytes(&config, step(8192, 1, 1 << 20));
+        let bound = (INDEX_SCORES as u64) * F32;
+        assert!(bytes >= bound && bytes <= 2 * bound, "{bytes}");
+        assert!(index_bytes(&config, step(1, 1, 1 << 20)) < bound);
+    }
+}

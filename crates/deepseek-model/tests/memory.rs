@@ -1,0 +1,178 @@
+//! Budgets: what a run takes, what fits, and what is said where it does not.
+
+mod common;
+
+use std::num::{NonZeroU32, NonZeroUsize};
+
+use candle_core::DType;
+use common::checkpoint;
+use deepseek_model::{
+    CacheError, CacheOptions, Config, Error, GenerateOptions, Graphs, KvBudget, ReplayPolicy,
+    memory::{Demand, MemoryError, MemoryUse, Place},
+    sampler::SamplingConfig,
+};
+use proptest::prelude::*;
+
+fn demo() -> Config {
+    Config::load(&checkpoint("v41-demo")).unwrap()
+}
+
+const GPU: Place = Place {
+    gpu: true,
+    dtype: DType::BF16,
+};
+const CPU: Place = Place {
+    gpu: false,
+    dtype: DType::F32,
+};
+
+fn generate(chunk: usize, max_new_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        policy: ReplayPolicy::PromptTail,
+        chunk: NonZeroUsize::new(chunk).unwrap(),
+        max_new_tokens,
+        stop_ids: Vec::new(),
+        sampling: SamplingConfig::GREEDY,
+        logprobs: false,
+        graphs: Graphs::Full,
+    }
+}
+
+fn budget(bytes: u64, max_sequences: usize, min_tokens: usize) -> KvBudget {
+    KvBudget {
+        bytes,
+        max_sequences,
+        min_tokens,
+        policy: ReplayPolicy::Off,
+        sampled_rows: NonZeroU32::MIN,
+    }
+}
+
+fn bytes(config: &Config, options: CacheOptions) -> u64 {
+    options.bytes(config, DType::BF16).unwrap()
+}
+
+proptest! {
+    /// The cache of a budget keeps to it, and one with a page more does not; what a refusal says
+    /// would fit does.
+    #[test]
+    fn a_budget_is_kept_and_used(limit in 0_u64..40 << 20, sequences in 1_usize..40, tokens in 1_usize..20_000) {
+        let config = demo();
+        match CacheOptions::for_budget(&config, DType::BF16, budget(limit, sequences, tokens)) {
+            Ok(options) => {
+                prop_assert!(options.max_tokens >= tokens);
+                prop_assert!(bytes(&config, options) <= limit);
+                let page = CacheOptions { max_tokens: options.max_tokens + 128, ..options };
+                let most = sequences * config.max_positions;
+                prop_assert!(bytes(&config, page) > limit || options.max_tokens >= most);
+            }
+            Err(Error::Cache(CacheError::NoMemory { needed, available, fits, .. })) => {
+                prop_assert!(needed > limit && available == limit && fits < tokens);
+                if fits > 0 {
+                    let smaller = budget(limit, sequences, fits);
+                    let options = CacheOptions::for_budget(&config, DType::BF16, smaller).unwrap();
+                    prop_assert!(bytes(&config, options) <= limit);
+                }
+            }
+            Err(other) => prop_assert!(false, "{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_budget_that_holds_nothing_says_so() {
+    let config = demo();
+    let refused = |budget| {
+        let refused = CacheOptions::for_budget(&config, DType::BF16, budget);
+        refused.unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(refused(budget(1 << 20, 1, 4096)), @"cache: 4096 tokens in 1 sequence take 1.5 MiB, expected at most 1 MiB, which hold 2560 tokens (CacheOptions::max_tokens)");
+    insta::assert_snapshot!(refused(budget(0, 2, 10)), @"cache: 10 tokens in 2 sequences take 196 KiB, expected at most 0 B, which hold 0 tokens (CacheOptions::max_tokens)");
+    insta::assert_snapshot!(refused(budget(1 << 20, 0, 10)), @"cache: max_sequences must be at least 1, got 0");
+}
+
+#[test]
+fn sizes_beyond_any_memory_are_refused() {
+    let config = demo();
+    let refused = |sequences, tokens| {
+        let budget = budget(u64::MAX, sequences, tokens);
+        CacheOptions::for_budget(&config, DType::BF16, budget)
+            .unwrap_err()
+            .to_string()
+    };
+    insta::assert_snapshot!(refused(1, usize::MAX), @"cache: max_sequences 1 and max_tokens 18446744073709551615 need more rows or bytes than can be addressed");
+    insta::assert_snapshot!(refused(usize::MAX, 1), @"cache: max_sequences 18446744073709551615 and max_tokens 1 need more rows or bytes than can be addressed");
+}
+
+#[test]
+fn a_cpu_counts_weights_and_cache_only() {
+    let config = demo();
+    let on = |place| {
+        Demand::of_generation(&config, place, &generate(512, 64), &[1000, 20])
+            .estimate()
+            .unwrap()
+    };
+    let (cpu, gpu) = (on(CPU), on(GPU));
+    assert_eq!((cpu.graphs, cpu.workspace), (0, 0));
+    assert!(gpu.graphs > 0 && gpu.workspace > 0);
+    assert!(
+        gpu.weights < cpu.weights && gpu.kv < cpu.kv,
+        "bf16 takes less than f32"
+    );
+}
+
+/// One new token comes with the prefill, so there is no decode step to capture.
+#[test]
+fn graphs_count_where_some_are_captured() {
+    let config = demo();
+    let graphs = |options: &GenerateOptions| {
+        let demand = Demand::of_generation(&config, GPU, options, &[100; 8]);
+        demand.estimate().unwrap().graphs
+    };
+    assert!(graphs(&generate(512, 2)) > 0);
+    assert_eq!(graphs(&generate(512, 1)), 0);
+    let off = GenerateOptions {
+        graphs: Graphs::Off,
+        ..generate(512, 2)
+    };
+    assert_eq!(graphs(&off), 0);
+}
+
+/// A limit of exactly what is needed is enough, and a byte less is not, whatever is short.
+#[test]
+fn what_is_needed_is_enough_and_no_less() {
+    let config = demo();
+    for place in [CPU, GPU] {
+        let demand = Demand::of_generation(&config, place, &generate(512, 64), &[1000, 20]);
+        let need = demand.estimate().unwrap();
+        assert_eq!(demand.check(need.total()).unwrap(), need);
+        for limit in [need.total() - 1, need.weights, need.weights - 1, 0] {
+            let refused = demand.check(limit).unwrap_err();
+            let weights = matches!(refused, Error::Memory(MemoryError::Weights { .. }));
+            assert_eq!(weights, limit < need.weights, "{limit}: {refused}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said_with_what_would() {
+    let weights = MemoryError::Weights {
+        needed: 5 << 30,
+        limit: 4 << 30,
+    };
+    insta::assert_snapshot!(weights, @"the weights take 5 GiB, expected at most 4 GiB: 1 GiB are missing");
+    let cache = |graphs, workspace| MemoryError::Cache {
+        limit: 8 << 30,
+        need: MemoryUse {
+            weights: 5 << 30,
+            kv: 3 << 30,
+            graphs,
+            workspace,
+        },
+        sequences: 2,
+        tokens: 70_000,
+        fits: 30_208,
+    };
+    insta::assert_snapshot!(cache(0, 0), @"a KV cache of 70000 tokens in 2 sequences takes 3 GiB, expected at most the 3 GiB of 8 GiB that weights (5 GiB) leave: 30208 tokens would fit");
+    insta::assert_snapshot!(cache(256 << 20, 768 << 20), @"a KV cache of 70000 tokens in 2 sequences takes 3 GiB, expected at most the 2 GiB of 8 GiB that weights (5 GiB), graphs (256 MiB), workspace (768 MiB) leave: 30208 tokens would fit");
+}
