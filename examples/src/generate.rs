@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::num::NonZeroUsize;
 
 use clap::Parser;
+use deepseek_model::memory::{Bytes, Demand};
 use deepseek_model::tokenizer::{TextStream, Tokenizer};
 use deepseek_model::{
     Error, Event, FinishReason, GenerateOptions, Generation, Generator, ReplayPolicy,
@@ -13,6 +14,7 @@ use indicatif::ProgressBar;
 use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
+use crate::memory::{Account, MemoryTable};
 use crate::model::{Checkpoint, ModelArgs, blame};
 use crate::output::{Record, heading, logprob_table, spelled};
 use crate::picture::{Picture, RowMap};
@@ -118,9 +120,17 @@ pub struct GenerateArgs {
     /// by events.
     #[arg(long)]
     pub profile: bool,
-    /// Draw, on standard error, which prompt rows ran in which layers.
+    /// Draw, on standard error, which prompt rows ran in which layers, and say what took which
+    /// memory of the device.
     #[arg(long)]
     pub explain: bool,
+    /// Memory of the device that the run may take, such as 512MiB, 1.5GiB or a number of bytes
+    /// [default: all that is free on a GPU, and no limit on the CPU].
+    ///
+    /// What weights and KV cache take is known before the weights are read; on a GPU, graphs and the
+    /// tensors of the largest step are estimated from above. On the CPU these two do not count.
+    #[arg(long, value_name = "BYTES")]
+    pub memory_limit: Option<Bytes>,
 }
 
 /// Runs the program.
@@ -137,12 +147,17 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         .collect::<anyhow::Result<Vec<_>>>()?;
     let options = args.options(&checkpoint)?;
 
-    let model = args.model.load(io.watched)?;
+    let held = args.model.options()?;
+    let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
+    let demand = Demand::of_generation(&checkpoint.config, (&held).into(), &options, &lengths);
+    let account = Account::open(&args.model, args.memory_limit, &held.device, &demand)?;
+    let device = held.device.clone();
+    let model = args.model.load(held, io.watched)?;
     let (layers, positions) = (model.config().layers.len(), model.config().max_positions);
     let mut generator =
         Generator::new(model, ids.clone(), options).map_err(|error| args.blame(error))?;
     let bar = progress::capture(io.watched);
-    generator.capture(|done, total| {
+    let captured = generator.capture(|done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     })?;
@@ -159,6 +174,7 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         generator,
         maps,
         positions,
+        memory: || account.close(&device, captured),
     }
     .run(io)
 }
@@ -200,7 +216,7 @@ impl GenerateArgs {
 }
 
 /// A batch on its way.
-struct Session<'a> {
+struct Session<'a, M> {
     args: &'a GenerateArgs,
     tokenizer: &'a Tokenizer,
     prompts: &'a [Prompt],
@@ -211,9 +227,11 @@ struct Session<'a> {
     maps: Vec<RowMap>,
     /// Of the model.
     positions: usize,
+    /// What the run took of its device, once it is over.
+    memory: M,
 }
 
-impl Session<'_> {
+impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
     fn run(mut self, io: &mut Io<'_>) -> anyhow::Result<()> {
         let tokens = self.ids.iter().map(Vec::len).sum();
         let bar = progress::prefill(io.watched, tokens);
@@ -330,6 +348,9 @@ impl Session<'_> {
                 write!(err, "{}", map.picture(PICTURE_COLUMNS))?;
             }
             writeln!(err, "{}\n", Picture::LEGEND)?;
+            if let Some(memory) = (self.memory)() {
+                writeln!(err, "{memory}")?;
+            }
         }
         let chosen = |result: &Generation| {
             result.ids.len() + usize::from(result.finish == Some(FinishReason::Stop))

@@ -8,6 +8,7 @@ pub mod flags;
 pub mod generate;
 pub mod graphs;
 pub mod io;
+pub mod memory;
 pub mod model;
 pub mod output;
 pub mod perplexity;

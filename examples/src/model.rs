@@ -134,19 +134,26 @@ impl ModelArgs {
         Ok(Checkpoint { config, tokenizer })
     }
 
-    /// Loads the model, behind a progress bar if someone watches.
+    /// Opens the device, and says how the model is held there.
     ///
     /// # Errors
-    /// Names the flag, the file or the tensor.
-    pub fn load(&self, watched: bool) -> anyhow::Result<Model> {
-        let options = ModelOptions {
+    /// Names the flag.
+    pub fn options(&self) -> anyhow::Result<ModelOptions> {
+        Ok(ModelOptions {
             device: self.device.open()?,
             dtype: match (self.dtype, self.device) {
                 (Some(DTypeArg::F32), _) | (None, DeviceArg::Cpu) => DType::F32,
                 (Some(DTypeArg::Bf16), _) | (None, DeviceArg::Cuda(_)) => DType::BF16,
             },
             round_cache: !self.no_activation_rounding,
-        };
+        })
+    }
+
+    /// Loads the model, behind a progress bar if someone watches.
+    ///
+    /// # Errors
+    /// Names the file or the tensor.
+    pub fn load(&self, options: ModelOptions, watched: bool) -> anyhow::Result<Model> {
         let bar = progress::loading(watched);
         let model = Model::load(self.dir()?, options, &|progress| {
             bar.set_length(progress.bytes_total as u64);

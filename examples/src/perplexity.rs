@@ -135,7 +135,7 @@ pub fn run(args: &PerplexityArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         .map(|&len| windows(len))
         .collect::<anyhow::Result<Vec<_>>>()?;
 
-    let model = args.model.load(io.watched)?;
+    let model = args.model.load(args.model.options()?, io.watched)?;
     // Every policy must be able to run before any of them costs time.
     let longest = args.contexts.iter().copied().max().unwrap_or(1);
     for &policy in &args.policies {

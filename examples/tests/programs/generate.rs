@@ -243,6 +243,10 @@ fn explain_draws_the_rows_that_ran() {
     );
     assert_eq!(rows[1..], ["32 rows", "32 rows"], "{err}");
     assert!(err.contains("replay   prompt-tail: "), "{err}");
+    // What a CPU does not set apart has no row.
+    let table = err.split("\n\n").find(|part| part.starts_with("weights"));
+    let names = table.expect(&err).lines().map(|line| &line[..9]);
+    assert_eq!(names.collect::<Vec<_>>(), ["weights  ", "KV cache "]);
 }
 
 /// Chunks change neither the text nor the rows that run.

@@ -62,6 +62,24 @@ fn bad_input_is_refused_before_any_output() {
     insta::assert_snapshot!(generate(&["--prompt-file", "no/such"]).refused(), @"--prompt-file no/such: cannot read HERE/no/such: No such file or directory (os error 2)");
 }
 
+/// Before the weights are read: the demo's take 36 MiB, and its cache 3 MiB for the longest text.
+#[test]
+fn a_run_beyond_the_memory_limit_is_refused_with_what_would_fit() {
+    let refuse = |flags: &[&str]| generate(&[&["--prompt", "a"], flags].concat()).refused();
+    insta::assert_snapshot!(refuse(&["--memory-limit", "1MiB"]), @"--memory-limit 1 MiB: the weights take 36 MiB, expected at most 1 MiB: 35 MiB are missing");
+    insta::assert_snapshot!(refuse(&["--memory-limit", "37 MiB", "--max-new-tokens", "4000"]), @"--memory-limit 37 MiB: a KV cache of 4002 tokens in 1 sequence takes 3.1 MiB, expected at most the 1 MiB of 37 MiB that weights (36 MiB) leave: 1280 tokens would fit (shorten the prompts, or lower --max-new-tokens)");
+    let (text, _) = generate(&[
+        "--prompt",
+        "a",
+        "--memory-limit",
+        "1GiB",
+        "--max-new-tokens",
+        "1",
+    ])
+    .ok();
+    assert!(!text.is_empty());
+}
+
 /// A tokenizer that has more tokens than the embedding has rows.
 #[test]
 fn an_id_outside_the_vocabulary_is_refused() {
@@ -172,6 +190,7 @@ fn flags_out_of_range_are_refused_by_name() {
     insta::assert_snapshot!(refuse(&["--max-new-tokens", "-1"]), @"error: invalid value '-1' for '--max-new-tokens <N>': expected a whole number, 0 or more");
     insta::assert_snapshot!(refuse(&["--temperature", "nan"]), @"error: invalid value 'nan' for '--temperature <T>': temperature is NaN: expected a finite number, 0 (greedy) or above");
     insta::assert_snapshot!(refuse(&["--replay", "some"]), @r#"error: invalid value 'some' for '--replay <POLICY>': no replay policy is called "some": expected off, step-tail, prompt-tail or exact"#);
+    insta::assert_snapshot!(refuse(&["--memory-limit", "8GB"]), @"error: invalid value '8GB' for '--memory-limit <BYTES>': expected bytes, such as 1000000000, 512MiB or 1.5GiB");
     insta::assert_snapshot!(refuse(&["--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': expected cpu or cuda:N, N the number of a GPU");
     insta::assert_snapshot!(refuse(&["--greedy", "--top-k", "3"]), @"error: the argument '--greedy' cannot be used with '--top-k <K>'");
 }
