@@ -74,6 +74,26 @@ fn driver_version() -> Result<Version, DriverError> {
     Ok(Version::new(version / 1000, version % 1000 / 10))
 }
 
+/// Lets the most bytes in use be those of now.
+pub(super) fn reset_peak(device: &Device) -> Result<()> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let context = stream.context();
+    let reset = || {
+        if !context.has_async_alloc() {
+            return Ok(());
+        }
+        let mut zero = 0_u64;
+        // SAFETY: the device is that of a context that is alive.
+        let pool = unsafe { result::device::get_mem_pool(context.cu_device()) }?;
+        // SAFETY: the pool is the device's current one, the attribute is a 64-bit number, and 0 is the
+        // value that resets it.
+        unsafe { result::mem_pool::set_attribute(pool, PEAK, (&raw mut zero).cast()) }
+    };
+    Ok(reset().map_err(failed("cannot ask about the memory of", context.ordinal()))?)
+}
+
+const PEAK: sys::CUmemPool_attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+
 /// Most bytes that were in use at once of the pool that tensors are allocated from; 0 on a device
 /// without pools.
 fn pool_peak(context: &CudaContext) -> Result<u64, DriverError> {
@@ -83,9 +103,8 @@ fn pool_peak(context: &CudaContext) -> Result<u64, DriverError> {
     let mut bytes = 0_u64;
     // SAFETY: the device is that of a context that is alive.
     let pool = unsafe { result::device::get_mem_pool(context.cu_device()) }?;
-    let peak = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
     // SAFETY: the pool is the device's current one, and the attribute is a 64-bit number.
-    unsafe { result::mem_pool::get_attribute(pool, peak, (&raw mut bytes).cast()) }?;
+    unsafe { result::mem_pool::get_attribute(pool, PEAK, (&raw mut bytes).cast()) }?;
     Ok(bytes)
 }
 

@@ -9,6 +9,10 @@ pub(super) fn gather(_: usize) -> Result<(DeviceFacts, ())> {
     Err(DeviceError::NotCompiled.into())
 }
 
+pub(super) fn reset_peak(_: &Device) -> Result<()> {
+    Err(DeviceError::NotCompiled.into())
+}
+
 pub(super) fn memory(_: &Device) -> Result<DeviceMemory> {
     Err(DeviceError::NotCompiled.into())
 }

@@ -34,6 +34,18 @@ pub fn open_cuda(ordinal: usize) -> Result<Device> {
     Ok(Device::new_cuda_with_stream(ordinal)?)
 }
 
+/// Begins [`DeviceMemory::peak`] anew, from what is in use now. Nothing happens on a CPU.
+///
+/// # Errors
+/// If the driver fails.
+pub fn reset_peak(device: &Device) -> Result<()> {
+    if !device.is_cuda() {
+        return Ok(());
+    }
+    device.synchronize()?;
+    cuda::reset_peak(device)
+}
+
 /// Memory of a device, once all work so far is done; `None` of a CPU.
 ///
 /// # Errors

@@ -170,6 +170,8 @@ impl<'a> Demand<'a> {
     /// each as if it shared none with another, in the pieces in which a driver gives it out.
     fn graph_bytes(&self) -> u64 {
         const PIECE: u64 = 32 << 20;
+        /// What a driver keeps of a graph beside its memory: 2 MiB of one like these.
+        const KEPT: u64 = 4 << 20;
         if self.graphs == Graphs::Off {
             return 0;
         }
@@ -184,7 +186,8 @@ impl<'a> Demand<'a> {
                 tokens: self.cache.max_tokens.min(self.config.max_positions),
             };
             let bytes = workspace_bytes(self.config, self.place.dtype, step);
-            bytes.checked_next_multiple_of(PIECE).unwrap_or(u64::MAX)
+            let mapped = bytes.checked_next_multiple_of(PIECE).unwrap_or(u64::MAX);
+            mapped.saturating_add(KEPT)
         };
         sizes.map(graph).fold(0, u64::saturating_add)
     }

@@ -6,6 +6,8 @@
     reason = "each test program uses its own part"
 )]
 
+pub mod quantised;
+pub mod recovery;
 pub mod reference;
 pub mod scripts;
 

@@ -14,6 +14,7 @@ mod intercepted;
 mod batches;
 mod breaks;
 mod graphs;
+mod memory;
 mod reference;
 mod serving;
 

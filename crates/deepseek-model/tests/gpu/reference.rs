@@ -1,10 +1,11 @@
 //! The checkpoints against an independent f32 reference, and bf16 against f32.
 
 use candle_core::DType;
-use deepseek_model::{LogitRows, Model, ReplayPolicy, SequenceOptions};
+use deepseek_model::{LogitRows, Model, ReplayPolicy, SequenceOptions, sampler::log_softmax_at};
 
+use crate::common::quantised::check_quantised;
 use crate::common::reference::{CHUNKINGS, check_chunking, check_demo, check_off, check_policies};
-use crate::common::{Expected, FIXTURES, Lone, load_on};
+use crate::common::{Expected, FIXTURES, Lone, load, load_on};
 use crate::gpu;
 
 /// Sums of a GPU run in another order than the reference's.
@@ -19,6 +20,16 @@ fn fixtures_match_the_reference_in_f32() {
         let model = load_on(&gpu(), DType::F32, name, false);
         check_off(&model, &expected, TOLERANCE);
         check_policies(&model, &expected, TOLERANCE);
+    }
+}
+
+/// The same with cache rounding, each row by one of several runs that round differently, as on the
+/// CPU.
+#[test]
+fn rounded_fixtures_match_the_reference_in_f32() {
+    for name in FIXTURES {
+        let model = load_on(&gpu(), DType::F32, name, true);
+        check_quantised(&model, &Expected::load(name), TOLERANCE);
     }
 }
 
@@ -81,6 +92,44 @@ fn bf16_predicts_as_well_as_f32() {
         });
         println!("nll: f32 {f32:.4}, bf16 {bf16:.4}");
         assert!((f32 - bf16).abs() <= 0.02, "f32 {f32}, bf16 {bf16}");
+    }
+}
+
+/// Rows that are scored of a text.
+const SCORED: usize = 512;
+
+/// Mean negative log-likelihood, in nats, of the last [`SCORED`] tokens of the demo's text: all before
+/// them are prefilled in two chunks, so that a policy drops rows, and they follow one by one.
+fn decoded_nll(model: &Model, policy: ReplayPolicy) -> f64 {
+    let tokens = Expected::load("v41-demo").ids("tokens");
+    let (prompt, rest) = tokens.split_at(tokens.len() - SCORED);
+    let mut run = Lone::new(model, policy, prompt.len());
+    let mut logits = run.prefill(prompt, &[prompt.len() - 50, 50]);
+    let mut sum = 0.0;
+    for (i, id) in rest.iter().enumerate() {
+        sum -= f64::from(log_softmax_at(&logits, *id).unwrap());
+        if i + 1 < rest.len() {
+            logits = run.step(&[*id], LogitRows::Last);
+        }
+    }
+    sum / SCORED as f64
+}
+
+/// What a policy predicts in bf16 on a GPU is as good as in f32 on the CPU.
+#[test]
+fn bf16_predicts_as_well_as_f32_on_the_cpu_under_every_policy() {
+    let device = gpu();
+    for round_cache in [false, true] {
+        let cpu = load("v41-demo", round_cache);
+        let model = load_on(&device, DType::BF16, "v41-demo", round_cache);
+        for policy in ReplayPolicy::ALL {
+            let (want, got) = (decoded_nll(&cpu, policy), decoded_nll(&model, policy));
+            println!("{policy}, round_cache {round_cache}: cpu {want:.4}, gpu {got:.4}");
+            assert!(
+                (want - got).abs() <= 0.02,
+                "{policy}: cpu {want}, gpu {got}"
+            );
+        }
     }
 }
 
