@@ -209,7 +209,7 @@ mod tests {
         let memory = StepError::Memory {
             rows: 8192,
             bytes: 9000,
-            shortage: deepseek_model::Shortage { available },
+            shortage: deepseek_model::memory::Shortage { available },
         };
         insta::assert_snapshot!(
             text(memory.into()),

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::{Shortage, cache::SequenceId};
+use crate::{cache::SequenceId, memory::Shortage};
 
 /// Which output rows of a request are turned into logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use candle_core::DType;
 use replay_core::ReplayPolicy;
 
 use super::{CacheError, CacheOptions, size::Sizes};
-use crate::{Config, Result};
+use crate::{Config, Result, memory::Shortage};
 
 /// The memory that a cache may take, and what it must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,8 @@ impl CacheOptions {
             sampled_rows: budget.sampled_rows,
         };
         let needed = options.bytes(config, dtype)?;
-        let sizes = Sizes::new(config, dtype).ok_or_else(|| options.too_large(None, Shortage::UNKNOWN))?;
+        let sizes =
+            Sizes::new(config, dtype).ok_or_else(|| options.too_large(None, Shortage::UNKNOWN))?;
         if needed > budget.bytes {
             return Err(options.no_memory(&sizes, needed, budget.bytes).into());
         }

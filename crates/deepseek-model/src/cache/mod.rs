@@ -22,7 +22,7 @@ pub(crate) use sequence::{Sequence, Sequences};
 pub use sequence::{SequenceId, SequenceOptions};
 pub(crate) use storage::{PagedRows, RowRing};
 
-use crate::{Config, Error, Result, Shortage, memory, ops::FaultWord, replay::ReplayPlanner};
+use crate::{Config, Error, Result, ops::FaultWord, replay::ReplayPlanner};
 
 /// What a cache is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -123,7 +123,8 @@ pub(super) fn plan_pages(
         );
         Some((sizes, pages, tensors, lists, tensors.checked_add(lists)?))
     };
-    let (sizes, pages, tensors, lists, all) = sized().ok_or_else(|| options.too_large(None, Shortage::UNKNOWN))?;
+    let (sizes, pages, tensors, lists, all) =
+        sized().ok_or_else(|| options.too_large(None, Shortage::UNKNOWN))?;
     // The host would end the program where it has no room.
     let probed = if device.is_cpu() { all } else { lists };
     host::check(probed).map_err(|shortage| options.too_large(Some(all), shortage))?;
@@ -204,7 +205,7 @@ mod tests {
                 .map(|t| t.elem_count() * t.dtype().size_in_bytes());
             bytes.sum::<usize>() as u64
         };
-        cache.layers.iter().map(layer).sum()
+        cache.storage.layers.iter().map(layer).sum()
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::{
 use replay_core::ReplayPolicy;
 
 use crate::{
-    CacheError, CaptureReport, Error, LogitRows, Model, PhaseTimes, Result, Runner,
-    RunnerOptions, SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
+    CacheError, CaptureReport, Error, LogitRows, Model, PhaseTimes, Result, Runner, RunnerOptions,
+    SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
     sampler::{Sampler, SamplingConfig, log_softmax_at},
     tokenizer::check_ids,
 };
@@ -148,7 +148,8 @@ impl Generator {
         if prompts.is_empty() {
             return Err(Error::NoPrompts);
         }
-        let mut runner = Runner::new(model, cache, &captured(&options, &prompts))?;
+        let runner_options = options.runner_options(prompts.iter().map(Vec::len));
+        let mut runner = Runner::new(model, cache, &runner_options)?;
         let mut runs = Vec::with_capacity(prompts.len());
         for (index, prompt) in prompts.into_iter().enumerate() {
             let sequence = SequenceOptions {
@@ -363,16 +364,21 @@ impl Generator {
     }
 }
 
-/// The options of the runner, with no larger graph than the steps of these prompts need.
-fn captured(options: &GenerateOptions, prompts: &[Vec<u32>]) -> RunnerOptions {
-    let mut runner = options.runner.clone();
-    if runner.max_captured_tokens.is_none() && runner.capture_sizes.is_empty() {
-        let prefill: usize = prompts.iter().map(Vec::len).sum();
-        let most = options.chunk.get().saturating_add(prompts.len());
-        let most = u32::try_from(prefill.min(most)).unwrap_or(u32::MAX);
-        runner.max_captured_tokens = Some(most.min(RunnerOptions::MAX_CAPTURED_TOKENS));
+impl GenerateOptions {
+    /// The options of the runner, with no larger graph than steps of prompts of these lengths need.
+    pub(crate) fn runner_options(
+        &self,
+        prompts: impl ExactSizeIterator<Item = usize>,
+    ) -> RunnerOptions {
+        let mut runner = self.runner.clone();
+        if runner.max_captured_tokens.is_none() && runner.capture_sizes.is_empty() {
+            let most = self.chunk.get().saturating_add(prompts.len());
+            let prefill = prompts.fold(0, usize::saturating_add);
+            let most = u32::try_from(prefill.min(most)).unwrap_or(u32::MAX);
+            runner.max_captured_tokens = Some(most.min(RunnerOptions::MAX_CAPTURED_TOKENS));
+        }
+        runner
     }
-    runner
 }
 
 /// What a step would refuse of a prompt, found before anything runs.

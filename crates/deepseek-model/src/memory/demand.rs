@@ -3,14 +3,16 @@
 use std::num::NonZeroU32;
 
 use candle_core::DType;
+use replay_core::{CaptureSizes, ReplayPolicy, Window};
+use replay_graph::CaptureMode;
 
 use super::{
     error::MemoryError,
     workspace::{LIBRARIES, StepSize, workspace_bytes},
 };
 use crate::{
-    CacheError, CacheOptions, Config, Error, GenerateOptions, Graphs, KvBudget, ModelOptions,
-    Result, model::held_dtype, weights::held_bytes,
+    CacheError, CacheOptions, Config, Error, GenerateOptions, KvBudget, ModelOptions, Result,
+    RunnerOptions, model::held_dtype, runner::Sizes, weights::held_bytes,
 };
 
 /// Memory of a device, part by part, in bytes.
@@ -63,8 +65,8 @@ pub struct Demand<'a> {
     pub cache: CacheOptions,
     /// The largest step.
     pub step: StepSize,
-    /// Which steps run in graphs.
-    pub graphs: Graphs,
+    /// Which graphs are captured.
+    pub runner: RunnerOptions,
 }
 
 impl<'a> Demand<'a> {
@@ -95,11 +97,7 @@ impl<'a> Demand<'a> {
                 },
                 tokens: generate.reach(config, longest),
             },
-            graphs: if generate.max_new_tokens > 1 {
-                generate.graphs
-            } else {
-                Graphs::Off
-            },
+            runner: generate.runner_options(prompts.iter().copied()),
         }
     }
 
@@ -166,30 +164,75 @@ impl<'a> Demand<'a> {
         }
     }
 
-    /// Memory of decode graphs for the powers of two below the most sequences, and that number: of
-    /// each as if it shared none with another, in the pieces in which a driver gives it out.
+    /// Memory of all graphs. They share the memory of what comes and goes in a launch, which is as much
+    /// as the largest takes; what a graph keeps between launches is its own, in the pieces in which a
+    /// driver gives it out.
     fn graph_bytes(&self) -> u64 {
         const PIECE: u64 = 32 << 20;
         /// What a driver keeps of a graph beside its memory: 2 MiB of one like these.
         const KEPT: u64 = 4 << 20;
-        if self.graphs == Graphs::Off {
-            return 0;
+        let mut all = Vec::new();
+        for (mode, sizes) in self.captured() {
+            let rows = sizes.as_slice().iter();
+            all.extend(rows.map(|rows| (mode, *rows as usize)));
         }
-        let most = self.cache.max_sequences;
-        let powers = (0..usize::BITS).map(|power| 1_usize << power);
-        let sizes = powers.take_while(|size| *size < most).chain([most]);
-        let graph = |rows| {
-            let step = StepSize {
-                rows,
-                logit_rows: rows,
+        let Some(most) = all.iter().map(|(_, rows)| rows).max() else {
+            return 0;
+        };
+        let mapped = |bytes: u64| bytes.checked_next_multiple_of(PIECE).unwrap_or(u64::MAX);
+        let shared = workspace_bytes(
+            self.config,
+            self.place.dtype,
+            StepSize {
+                rows: *most,
+                logit_rows: *most,
                 // A graph is captured for the longest sequence that the cache can hold.
                 tokens: self.cache.max_tokens.min(self.config.max_positions),
-            };
-            let bytes = workspace_bytes(self.config, self.place.dtype, step);
-            let mapped = bytes.checked_next_multiple_of(PIECE).unwrap_or(u64::MAX);
-            mapped.saturating_add(KEPT)
+            },
+        );
+        let kept = |&(mode, rows)| mapped(self.kept_bytes(mode, rows)).saturating_add(KEPT);
+        all.iter()
+            .map(kept)
+            .fold(mapped(shared), u64::saturating_add)
+    }
+
+    /// The sizes that graphs are captured for, of each kind; none if they are refused.
+    fn captured(&self) -> Vec<(CaptureMode, CaptureSizes)> {
+        let options = &self.runner;
+        let (sequences, tokens) = (self.cache.max_sequences, self.cache.max_tokens);
+        let window = Window::new(self.config.sliding_window as u32);
+        let sizes = window
+            .map_err(Error::from)
+            .and_then(|window| Sizes::new(options, window, sequences, tokens));
+        let Ok(sizes) = sizes else {
+            return Vec::new();
         };
-        sizes.map(graph).fold(0, u64::saturating_add)
+        let full = options.graphs.has(CaptureMode::Full).then_some(sizes.full);
+        let piecewise = options.graphs.has(CaptureMode::Piecewise);
+        let (piecewise, replay) = (piecewise.then_some(sizes.piecewise), sizes.replay);
+        let replay =
+            replay.filter(|_| piecewise.is_some() && self.cache.policy != ReplayPolicy::Off);
+        let full = full.map(|sizes| (CaptureMode::Full, sizes));
+        let others = piecewise.into_iter().chain(replay);
+        let others = others.map(|sizes| (CaptureMode::Piecewise, sizes));
+        full.into_iter().chain(others).collect()
+    }
+
+    /// What a graph of so many rows keeps: logits, or its result and what a break reads.
+    fn kept_bytes(&self, mode: CaptureMode, rows: usize) -> u64 {
+        let config = self.config;
+        let row = match mode {
+            CaptureMode::Full => config.vocab_size * size_of::<f32>(),
+            CaptureMode::Piecewise => {
+                let streams = (config.hc_mult + 2) * config.hidden_size;
+                let blocks = config
+                    .candidates
+                    .map_or(0, |candidates| candidates.top_blocks);
+                let lists = (config.index_topk + blocks) * size_of::<u32>();
+                streams * self.place.dtype.size_in_bytes() + lists
+            }
+        };
+        (rows as u64).saturating_mul(row as u64)
     }
 }
 

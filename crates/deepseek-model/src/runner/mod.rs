@@ -18,7 +18,7 @@ use crate::{
     StepRequest, profile::Profile,
 };
 use graphs::StepGraphs;
-use sizes::Sizes;
+pub(crate) use sizes::Sizes;
 
 /// A model with the cache of its sequences, and the graphs that read both.
 ///

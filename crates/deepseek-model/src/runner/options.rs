@@ -22,7 +22,7 @@ pub enum Graphs {
 }
 
 impl Graphs {
-    pub(super) fn has(self, mode: CaptureMode) -> bool {
+    pub(crate) fn has(self, mode: CaptureMode) -> bool {
         match mode {
             CaptureMode::Full => matches!(self, Self::Full | Self::FullAndPiecewise),
             CaptureMode::Piecewise => matches!(self, Self::Piecewise | Self::FullAndPiecewise),

@@ -7,13 +7,13 @@ use crate::{Error, Result};
 
 /// What is captured: sizes of graphs by rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sizes {
+pub(crate) struct Sizes {
     /// Decode steps: a row for each request.
-    pub(super) full: CaptureSizes,
+    pub(crate) full: CaptureSizes,
     /// All other steps.
-    pub(super) piecewise: CaptureSizes,
+    pub(crate) piecewise: CaptureSizes,
     /// The replay layers in a break.
-    pub(super) replay: Option<CaptureSizes>,
+    pub(crate) replay: Option<CaptureSizes>,
 }
 
 impl Sizes {
@@ -22,7 +22,7 @@ impl Sizes {
     ///
     /// # Errors
     /// If a size is 0 or above the largest graph.
-    pub(super) fn new(
+    pub(crate) fn new(
         options: &RunnerOptions,
         window: Window,
         max_sequences: usize,

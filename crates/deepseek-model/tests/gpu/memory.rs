@@ -4,8 +4,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 
 use candle_core::{DType, Device, Tensor};
 use deepseek_model::{
-    CacheError, CacheOptions, Error, GenerateOptions, Generator, Graphs, KvCache, LogitRows, Model,
-    ReplayPolicy, SequenceOptions, StepRequest,
+    CacheError, CacheOptions, Error, GenerateOptions, Generator, KvCache, LogitRows, Model,
+    ReplayPolicy, RunnerOptions, SequenceOptions, StepRequest,
     device::{self, DeviceError, DeviceMemory},
     memory::{Bytes, Demand, Place},
     sampler::SamplingConfig,
@@ -138,7 +138,7 @@ fn estimates_are_upper_bounds() {
         (DType::F32, 1024, true),
     ] {
         device::reset_peak(&device).unwrap();
-        let model = load_on(&device, dtype, "v41-demo", true);
+        let model = std::sync::Arc::new(load_on(&device, dtype, "v41-demo", true));
         let prompts: Vec<Vec<u32>> = [2000, 900, 40]
             .iter()
             .map(|&len| (0..len).map(|t| 3 + (t * 11) % 2000).collect())
@@ -150,13 +150,13 @@ fn estimates_are_upper_bounds() {
             stop_ids: Vec::new(),
             sampling: SamplingConfig::GREEDY,
             logprobs,
-            graphs: Graphs::Full,
+            runner: RunnerOptions::default(),
         };
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let place = Place { gpu: true, dtype };
         let demand = Demand::of_generation(model.config(), place, &options, &lengths);
         let estimate = demand.estimate().unwrap();
-        let mut generator = Generator::new(&model, prompts, options.clone()).unwrap();
+        let mut generator = Generator::new(model.clone(), prompts, options.clone()).unwrap();
         let captured = generator.capture(|_, _| ()).unwrap();
         while !generator.is_finished() {
             generator.step().unwrap();
