@@ -129,7 +129,7 @@ pub struct GenerateArgs {
     ///
     /// What weights and KV cache take is known before the weights are read; on a GPU, graphs and the
     /// tensors of the largest step are estimated from above. On the CPU these two do not count.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
     pub memory_limit: Option<Bytes>,
 }
 
