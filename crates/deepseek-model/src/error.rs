@@ -58,10 +58,10 @@ pub enum Error {
     Graph(#[from] replay_graph::Error),
     /// Sizes that no graph of a step can be captured for.
     #[error("graphs of steps: {0}")]
-    CaptureSizes(#[source] replay_core::CaptureSizesError),
+    CaptureSizes(replay_core::CaptureSizesError),
     /// Sizes that no graph of the replay layers can be captured for.
     #[error("graphs of the replay layers: {0}")]
-    ReplayCaptureSizes(#[source] replay_core::CaptureSizesError),
+    ReplayCaptureSizes(replay_core::CaptureSizesError),
     /// A trim threshold within the window.
     #[error(transparent)]
     Threshold(#[from] replay_core::ThresholdError),

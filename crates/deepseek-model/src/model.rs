@@ -230,7 +230,9 @@ impl Model {
     /// # Errors
     /// If the step is refused ([`crate::StepError`], [`crate::CacheError`]): the cache is then as
     /// it was. A step on the CPU that would take more memory than there is is among them, as far as an
-    /// estimate can tell; memory that runs out all the same ends the program. After any other error the sequences of the step must be removed.
+    /// estimate can tell; memory that runs out all the same ends the program. After
+    /// any other error, or a panic, the sequences of the step take no further one
+    /// ([`crate::CacheError::Unfinished`]): they can only be removed.
     pub fn forward(&self, requests: &[StepRequest<'_>], cache: &mut KvCache) -> Result<StepOutput> {
         self.forward_observed(requests, cache, None)
     }

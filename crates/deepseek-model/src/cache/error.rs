@@ -83,6 +83,12 @@ pub enum CacheError {
         /// What was asked for.
         id: SequenceId,
     },
+    /// A step of the sequence began and did not end.
+    #[error("cache: a step of {id} failed: remove it and compute it anew")]
+    Unfinished {
+        /// The sequence.
+        id: SequenceId,
+    },
     /// The cache was made for a model of another configuration.
     #[error("cache: it was made for a model of another configuration")]
     OtherModel,

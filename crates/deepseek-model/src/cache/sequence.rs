@@ -51,6 +51,9 @@ pub(crate) struct Sequence {
     pub(crate) pages: Vec<u32>,
     /// The last token ids, oldest first, for n-gram hashes.
     pub(crate) tail: Vec<u32>,
+    /// Whether a step of it has begun and not ended. After a failure, what its layers hold is of
+    /// different lengths.
+    pub(crate) unfinished: bool,
 }
 
 /// Slots and what is in them.
@@ -114,6 +117,7 @@ impl Sequences {
             len: 0,
             pages: Vec::new(),
             tail: Vec::new(),
+            unfinished: false,
         });
         Ok(SequenceId {
             cache: self.cache,

@@ -53,6 +53,10 @@ impl KvCache {
         vocab_size: usize,
     ) -> Result<usize> {
         let sequence = self.sequences.get(request.sequence)?;
+        if sequence.unfinished {
+            let id = request.sequence;
+            return Err(CacheError::Unfinished { id }.into());
+        }
         if request.tokens.is_empty() {
             return Err(StepError::NoTokens { request: i }.into());
         }
@@ -100,7 +104,8 @@ impl KvCache {
         Ok(self.pool.missing(end, sequence.pages.len()))
     }
 
-    /// Gives every request the pages it needs, and the cache to the model.
+    /// Gives every request the pages it needs, and the cache to the model. From here to
+    /// [`Self::advance`] the step is under way.
     pub(crate) fn reserve(
         &mut self,
         requests: &[StepRequest<'_>],
@@ -110,6 +115,7 @@ impl KvCache {
         self.owner = Some(checked.model);
         for request in requests {
             let sequence = self.sequences.get_mut(request.sequence)?;
+            sequence.unfinished = true;
             self.pool
                 .grow(&mut sequence.pages, sequence.len + request.tokens.len());
         }
@@ -122,6 +128,7 @@ impl KvCache {
             let Ok(sequence) = self.sequences.get_mut(request.sequence) else {
                 continue;
             };
+            sequence.unfinished = false;
             sequence.len += request.tokens.len();
             sequence.tail.extend_from_slice(
                 &request.tokens[request.tokens.len().saturating_sub(lookback)..],

@@ -11,8 +11,8 @@ use std::{
 use replay_core::ReplayPolicy;
 
 use crate::{
-    CacheError, CaptureReport, Error, LogitRows, Model, PhaseTimes, Result, Runner, RunnerOptions,
-    SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
+    CacheError, CaptureReport, Error, LogitRows, Model, PhaseTimes, ReplaySizes, Result, Runner,
+    RunnerOptions, SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
     sampler::{Sampler, SamplingConfig, log_softmax_at},
     tokenizer::check_ids,
 };
@@ -375,7 +375,13 @@ impl GenerateOptions {
             let most = self.chunk.get().saturating_add(prompts.len());
             let prefill = prompts.fold(0, usize::saturating_add);
             let most = u32::try_from(prefill.min(most)).unwrap_or(u32::MAX);
-            runner.max_captured_tokens = Some(most.min(RunnerOptions::MAX_CAPTURED_TOKENS));
+            let most = most.min(RunnerOptions::MAX_CAPTURED_TOKENS);
+            // Sizes that were asked for have a graph to be launched in.
+            let kept = match &runner.replay_sizes {
+                ReplaySizes::Of(sizes) => sizes.iter().copied().max().unwrap_or(0),
+                ReplaySizes::Ladder | ReplaySizes::Eager => 0,
+            };
+            runner.max_captured_tokens = Some(most.max(kept));
         }
         runner
     }

@@ -255,6 +255,9 @@ fn the_demo_writes_the_cpu_s_text_in_every_mode() {
         ("exact", ReplayPolicy::Exact),
     ] {
         if small() {
+            if policy != ReplayPolicy::PromptTail {
+                continue;
+            }
             let short = &prompt[..100];
             let ids = |graphs| generate(&model, (short, 3), policy, (graphs, 100));
             let want = ids(Graphs::Off);

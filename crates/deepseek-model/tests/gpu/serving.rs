@@ -171,8 +171,8 @@ fn an_allocator_beside_it_changes_nothing() {
     assert!(got == want);
 }
 
-/// After 2,000 tokens a decode step takes no more than 5 % longer than after 100, at the same
-/// context: medians of 60 steps from context 40 on.
+/// After 2,000 tokens a decode step takes no more than 5 % longer than after 100, at the same context:
+/// the least of five medians of 60 steps from context 40 on, since the host has other things to do.
 #[test]
 fn decode_does_not_slow_down() {
     if small() {
@@ -180,22 +180,24 @@ fn decode_does_not_slow_down() {
     }
     let mut runner = runner(&demo(&gpu()), 1, Graphs::FullAndPiecewise);
     let mut decoded = 0;
-    let mut median = |until: usize| loop {
+    let mut round = || {
         let mut batch = [start(&mut runner, &prompt(40))];
-        let mut times: Vec<Duration> = Vec::new();
-        for _ in 0..60 {
+        let step = |_| {
             let begun = Instant::now();
             decode(&mut runner, &mut batch);
-            times.push(begun.elapsed());
-            decoded += 1;
-        }
+            begun.elapsed()
+        };
+        let mut times: Vec<Duration> = (0..60).map(step).collect();
         runner.remove(batch[0].0).unwrap();
-        if decoded > until {
-            times.sort_unstable();
-            break times[times.len() / 2];
-        }
+        decoded += times.len();
+        times.sort_unstable();
+        (decoded, times[times.len() / 2])
     };
-    let (early, late) = (median(100), median(2000));
-    println!("median decode step after 100 tokens {early:?}, after 2,000 {late:?}");
+    let mut after = |tokens: usize| {
+        while round().0 < tokens {}
+        (0..5).map(|_| round().1).min().expect("five rounds")
+    };
+    let (early, late) = (after(100), after(2000));
+    println!("decode step after 100 tokens {early:?}, after 2,000 {late:?}");
     assert!(late < early.mul_f64(1.05), "{early:?} and then {late:?}");
 }
