@@ -79,7 +79,7 @@ pub struct GenerateArgs {
     )]
     pub max_new_tokens: usize,
     /// Which prompt rows the later layers run on: off (all), step-tail (the last of each chunk),
-    /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing).
+    /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing but last bits).
     #[arg(
         long,
         value_name = "POLICY",

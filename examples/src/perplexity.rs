@@ -78,8 +78,9 @@ pub struct PerplexityArgs {
     pub policies: Vec<ReplayPolicy>,
     /// Tokens of a context to compute at a time at most, 1 or above [default: the whole context].
     ///
-    /// Only step-tail depends on it: it keeps the last rows of each chunk, so that over a context in
-    /// one chunk it is prompt-tail.
+    /// Which rows run depends on it under step-tail only: it keeps the last rows of each chunk, so that
+    /// over a context in one chunk it is prompt-tail. Sums in another order move the last bits under
+    /// every policy, and rounding of cached values can make more of that.
     #[arg(
         long,
         value_name = "N",

@@ -109,7 +109,7 @@ impl Prompt {
         let ids = ids.with_context(|| self.source.to_string())?;
         ensure!(
             ids.len() <= config.max_positions,
-            "{}: the prompt has {} tokens, the model takes {} (max_position_embeddings)",
+            "{}: the prompt has {} tokens, the model takes {} (max_position_embeddings): shorten it",
             self.source,
             ids.len(),
             config.max_positions

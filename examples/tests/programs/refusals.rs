@@ -56,7 +56,7 @@ fn bad_input_is_refused_before_any_output() {
     let long = "word ".repeat(5000);
     insta::assert_snapshot!(generate(&[]).refused(), @"there is no prompt: give one with --prompt TEXT or --prompt-file PATH");
     insta::assert_snapshot!(generate(&["--prompt", ""]).refused(), @"--prompt number 1: the prompt is empty");
-    insta::assert_snapshot!(generate(&["--prompt", &long]).refused(), @"--prompt number 1: the prompt has 5003 tokens, the model takes 4096 (max_position_embeddings)");
+    insta::assert_snapshot!(generate(&["--prompt", &long]).refused(), @"--prompt number 1: the prompt has 5003 tokens, the model takes 4096 (max_position_embeddings): shorten it");
     insta::assert_snapshot!(generate(&["--prompt", "a", "--device", "cuda:0"]).refused(), @"--device cuda:0: this program was built without CUDA: build it with --features cuda");
     insta::assert_snapshot!(generate_on("no/such", &["--prompt", "a"], "").refused(), @"--model no/such: expected a directory, there is none at HERE/no/such");
     insta::assert_snapshot!(generate(&["--prompt-file", "no/such"]).refused(), @"--prompt-file no/such: cannot read HERE/no/such: No such file or directory (os error 2)");

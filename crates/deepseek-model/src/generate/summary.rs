@@ -15,7 +15,7 @@ pub struct GenerateSummary {
     pub decode_tokens: usize,
     /// Time of those steps.
     pub decode_time: Duration,
-    /// Rows run, summed over layers.
+    /// Rows run, of prefill and of decode, summed over layers.
     pub row_layers: usize,
     /// The same if no row had been dropped.
     pub row_layers_without_replay: usize,
