@@ -59,6 +59,12 @@ __device__ __forceinline__ float block_sum(float x, float *scratch) {
     return warp_sum(x);
 }
 
+// 1 / sqrt of a mean of squares; NaN, not 0, where that is infinite: a row that overflows may not
+// come out of its norm as zeros.
+__device__ __forceinline__ float inverse_root(float mean) {
+    return mean < INFINITY ? 1.0f / sqrtf(mean) : nanf("");
+}
+
 // Defines `name_f32` and `name_bf16`, which call the template `name`.
 #define FOR_ACTIVATIONS(name, Args, threads)                                                       \
     extern "C" __global__ void __launch_bounds__(threads) name##_f32(const Args args) {           \

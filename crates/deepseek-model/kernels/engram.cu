@@ -31,10 +31,12 @@ template <typename T> __device__ void engram_gate(const EngramGateArgs &args) {
         key_squares += k * k;
     }
     product = block_sum(product, scratch);
-    const float stream_inv = 1.0f / sqrtf(block_sum(stream_squares, scratch) / (float)h + args.eps);
-    const float key_inv = 1.0f / sqrtf(block_sum(key_squares, scratch) / (float)h + args.eps);
+    const float stream_inv = inverse_root(block_sum(stream_squares, scratch) / (float)h + args.eps);
+    const float key_inv = inverse_root(block_sum(key_squares, scratch) / (float)h + args.eps);
     const float dot = product * (stream_inv * key_inv) / sqrtf((float)h);
-    const float gate = sigmoid(copysignf(sqrtf(fmaxf(fabsf(dot), 1e-6f)), dot));
+    // Not fmaxf, which would make a number of NaN.
+    const float size = fabsf(dot) < 1e-6f ? 1e-6f : fabsf(dot);
+    const float gate = sigmoid(copysignf(sqrtf(size), dot));
     T *out = at<T>(args.out) + (size_t)blockIdx.x * h;
     for (uint32_t c = threadIdx.x; c < h; c += blockDim.x)
         store(out + c, load(stream + c) + gate * load(value + c));

@@ -30,7 +30,7 @@ template <typename T> __device__ void mix(const MixArgs &args) {
         const float v = load(row + c);
         squares += v * v;
     }
-    const float inv = 1.0f / sqrtf(block_sum(squares, scratch) / (float)args.width + args.norm_eps);
+    const float inv = inverse_root(block_sum(squares, scratch) / (float)args.width + args.norm_eps);
     const float *raw = at<const float>(args.raw) + (size_t)blockIdx.x * (2 + n) * n;
     const float *base = at<const float>(args.base), *scale = at<const float>(args.scale);
     float *pre = at<float>(args.pre) + (size_t)blockIdx.x * n;

@@ -20,7 +20,7 @@ template <typename T> __device__ void rms_norm(const RmsNormArgs &args) {
         const float v = load(x + c);
         sum += v * v;
     }
-    const float inv = 1.0f / sqrtf(block_sum(sum, scratch) / (float)args.width + args.eps);
+    const float inv = inverse_root(block_sum(sum, scratch) / (float)args.width + args.eps);
     for (uint32_t c = threadIdx.x; c < args.width; c += blockDim.x)
         store(out + c, load(x + c) * inv * weight[c]);
 }
@@ -53,7 +53,7 @@ template <typename T> __device__ void collapse_norm(const CollapseNormArgs &args
         sums[c] = sum;
         squares += sum * sum;
     }
-    const float inv = 1.0f / sqrtf(block_sum(squares, scratch) / (float)args.h + args.eps);
+    const float inv = inverse_root(block_sum(squares, scratch) / (float)args.h + args.eps);
     // Each thread reads back what it wrote itself.
     for (uint32_t c = threadIdx.x; c < args.h; c += blockDim.x)
         store(out + c, sums[c] * inv * weight[c]);

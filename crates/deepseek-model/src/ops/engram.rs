@@ -65,5 +65,7 @@ fn gate(stream: &[f32], key: &[f32], weight: &[f32], eps: f32) -> f32 {
         .sum();
     let dot =
         product * (inverse_rms(stream, eps) * inverse_rms(key, eps)) / (stream.len() as f32).sqrt();
-    sigmoid(dot.abs().max(1e-6).sqrt().copysign(dot))
+    // Not `f32::max`, which would make a number of NaN.
+    let size = if dot.abs() < 1e-6 { 1e-6 } else { dot.abs() };
+    sigmoid(size.sqrt().copysign(dot))
 }

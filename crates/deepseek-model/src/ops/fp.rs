@@ -35,8 +35,17 @@ pub(crate) fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-/// `1 / sqrt(mean(x²) + eps)`.
+/// `1 / sqrt(mean(x²) + eps)`; NaN where the squares have no finite sum.
+///
+/// The inverse of an infinite root is 0: a row that overflows would come out of its norm as zeros,
+/// like any other row, and its logits as numbers. NaN reaches the checks of router, indexer and
+/// sampler.
 #[inline]
 pub(crate) fn inverse_rms(xs: &[f32], eps: f32) -> f32 {
-    1.0 / (sum_squares(xs) / xs.len() as f32 + eps).sqrt()
+    let mean = sum_squares(xs) / xs.len() as f32 + eps;
+    if mean.is_finite() {
+        1.0 / mean.sqrt()
+    } else {
+        f32::NAN
+    }
 }
