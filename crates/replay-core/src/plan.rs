@@ -103,7 +103,12 @@ impl StepPlan {
     ///
     /// If there is no such layer.
     pub fn layer(&self, layer: u32) -> LayerRows<'_> {
-        let plan = self.layers[layer as usize];
+        let Some(plan) = self.layers.get(layer as usize) else {
+            panic!(
+                "expected a replay layer below {}, got {layer}",
+                self.n_layers()
+            );
+        };
         let n = self.n_requests();
         LayerRows {
             entering: self.set(plan.entering),
@@ -124,7 +129,9 @@ impl StepPlan {
     ///
     /// If nothing has been planned.
     pub fn output_rows(&self) -> RowSet<'_> {
-        self.layer(self.n_layers() - 1).running
+        let last = self.n_layers().checked_sub(1);
+        self.layer(last.expect("an empty plan has no output rows: nothing was planned"))
+            .running
     }
 
     fn set(&self, level: usize) -> RowSet<'_> {

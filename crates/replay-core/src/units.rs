@@ -47,11 +47,12 @@ impl Window {
     /// The positions whose window KV the row at `position` reads in a layer that holds window KV
     /// from `kv_start` on: `max(kv_start, position - W + 1) ..= position`, as a half-open range.
     ///
-    /// Never empty: a row always reads its own key, even below `kv_start`. Such rows occur when a
+    /// Never empty at a position of a sequence: a row always reads its own key, even below `kv_start`. Such rows occur when a
     /// graph keeps the whole batch although the policy would have dropped some of it. No row that
     /// counts reads their result, but an empty softmax there would put a NaN into the cache.
     ///
-    /// The position is below `u32::MAX`, as all of a sequence are whose length is a `u32`.
+    /// No sequence whose length is a `u32` has the position `u32::MAX`; there the range ends before the
+    /// row itself.
     ///
     /// ```
     /// use replay_core::{Position, Window};
@@ -66,8 +67,9 @@ impl Window {
     /// ```
     pub fn keys(self, position: Position, kv_start: Position) -> core::ops::Range<u32> {
         let x = position.get();
-        let oldest = (x + 1).saturating_sub(self.0).max(kv_start.get());
-        oldest.min(x)..x + 1
+        let end = x.saturating_add(1);
+        let oldest = end.saturating_sub(self.0).max(kv_start.get());
+        oldest.min(x)..end
     }
 }
 

@@ -214,12 +214,12 @@ pub enum Error {
         /// Requests that they were to hold.
         max_requests: usize,
     },
-    /// A result that no memory holds.
+    /// A result or a buffer that no memory holds.
     #[error("{op}: no memory for {rows} rows of {row_bytes} bytes")]
     NoMemory {
         /// The operation.
         op: &'static str,
-        /// Rows of the result.
+        /// Rows of it.
         rows: usize,
         /// Bytes of each.
         row_bytes: usize,

@@ -122,8 +122,8 @@ impl ReplayRows {
     /// Buffers for up to `max_rows` rows of up to `max_requests` requests.
     ///
     /// # Errors
-    /// If either is zero or more than u32 counts, a dtype is none of u32, i32 and i64, or the device's
-    /// memory runs out.
+    /// If either is zero or more than u32 counts, a dtype is none of u32, i32 and i64, the host has no
+    /// memory for them ([`Error::NoMemory`]), or the device's runs out.
     pub fn new(
         max_rows: usize,
         max_requests: usize,
@@ -144,7 +144,19 @@ impl ReplayRows {
                 return Err(Error::TooLarge { op: OP, operand });
             }
         }
-        let buffer = |len: usize, dtype| Ok::<_, Error>(Tensor::zeros(len, dtype, device)?);
+        let buffer = |len: usize, dtype: DType| {
+            let row_bytes = dtype.size_in_bytes();
+            // A host allocation that fails ends the program; a device says so itself.
+            let bytes = len.saturating_mul(row_bytes);
+            if device.is_cpu() && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+                return Err(Error::NoMemory {
+                    op: OP,
+                    rows: len,
+                    row_bytes,
+                });
+            }
+            Ok(Tensor::zeros(len, dtype, device)?)
+        };
         let new = Self {
             rows: buffer(max_rows, DType::U32)?,
             positions: buffer(max_rows, positions)?,

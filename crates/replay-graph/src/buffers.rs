@@ -38,6 +38,14 @@ impl BufferSpec {
             .fold(size, |bytes, &len| bytes.saturating_mul(len))
     }
 
+    /// Whether so many rows can be allocated, as far as that is known before: a host allocation that
+    /// fails ends the program. A device says so itself.
+    fn has_memory(&self, max_rows: usize, device: &Device) -> bool {
+        let bytes = || self.row_bytes().saturating_mul(max_rows);
+        let on_host = || Vec::<u8>::new().try_reserve_exact(bytes()).is_ok();
+        self.is_addressable(max_rows) && (!device.is_cpu() || on_host())
+    }
+
     /// Whether so many rows have an address for each byte, and extents whose product can be taken in
     /// any order.
     fn is_addressable(&self, max_rows: usize) -> bool {
@@ -78,8 +86,8 @@ impl FixedBuffers {
     ///
     /// # Errors
     ///
-    /// If two specs share a name, a buffer has more bytes than there are addresses, or the device's
-    /// memory runs out.
+    /// If two specs share a name, a buffer has more bytes than there are addresses or than the host
+    /// can allocate, or the device's memory runs out.
     pub fn new(specs: &[BufferSpec], max_rows: usize, device: &Device) -> Result<Self> {
         let (mut tensors, mut addresses) = (Vec::new(), Vec::new());
         for (i, spec) in specs.iter().enumerate() {
@@ -87,7 +95,7 @@ impl FixedBuffers {
                 let name = spec.name.clone();
                 return Err(Error::DuplicateBuffer { name });
             }
-            if !spec.is_addressable(max_rows) {
+            if !spec.has_memory(max_rows, device) {
                 return Err(Error::BufferTooLarge {
                     name: spec.name.clone(),
                     max_rows,

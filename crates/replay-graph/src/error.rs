@@ -182,7 +182,7 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// A buffer of more bytes than there are addresses.
+    /// A buffer of more bytes than there are addresses, or than the host has memory for.
     #[error("buffer {name:?}: no memory for {max_rows} rows of {row_shape:?} of {dtype:?}")]
     BufferTooLarge {
         /// The buffer.
@@ -281,6 +281,12 @@ pub enum Error {
         /// The point.
         point: usize,
         /// How many points there are.
+        count: usize,
+    },
+    /// More points than memory holds.
+    #[error("no memory for {count} points")]
+    TooManyMarks {
+        /// How many points were asked for.
         count: usize,
     },
     /// A driver call failed.

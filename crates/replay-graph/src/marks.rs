@@ -40,10 +40,11 @@ impl Marks {
     ///
     /// # Errors
     ///
-    /// If the device is neither the CPU nor a CUDA device, or fails.
+    /// If the device is neither the CPU nor a CUDA device, there is no memory for so many points, or
+    /// the device fails.
     pub fn new(count: usize, device: &Device) -> Result<Self> {
         let points = match device {
-            Device::Cpu => Points::Host(host::Points::new(count)),
+            Device::Cpu => Points::Host(host::Points::new(count)?),
             _ => Points::Device(device::Events::new(count, device)?),
         };
         Ok(Self { points, count })
@@ -98,8 +99,12 @@ mod host {
     pub(super) struct Points(Mutex<Vec<Option<Instant>>>);
 
     impl Points {
-        pub(super) fn new(count: usize) -> Self {
-            Self(Mutex::new(vec![None; count]))
+        pub(super) fn new(count: usize) -> Result<Self> {
+            let mut points = Vec::new();
+            let room = points.try_reserve_exact(count);
+            room.map_err(|_| Error::TooManyMarks { count })?;
+            points.resize(count, None);
+            Ok(Self(Mutex::new(points)))
         }
 
         fn points(&self) -> MutexGuard<'_, Vec<Option<Instant>>> {
@@ -124,6 +129,14 @@ mod host {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_points_than_memory_holds_are_refused() {
+        for count in [usize::MAX, usize::MAX / 64] {
+            let error = Marks::new(count, &Device::Cpu).unwrap_err().to_string();
+            assert_eq!(error, format!("no memory for {count} points"));
+        }
+    }
 
     #[test]
     fn points_that_are_none_or_were_not_marked() {

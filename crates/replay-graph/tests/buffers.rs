@@ -123,3 +123,15 @@ fn refusals_say_why() {
     buffer "hidden" takes [rows, 2, 3] of F32, got [4, 3, 2] of F32
     "#);
 }
+
+/// The host's allocator ends the program; a buffer that it has no room for must not get there.
+#[test]
+fn buffers_beyond_the_hosts_memory_are_refused() {
+    let specs = [BufferSpec::new("hidden", [4], DType::F32)];
+    let max_rows = 1 << 58;
+    let error = FixedBuffers::new(&specs, max_rows, &Device::Cpu).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("buffer \"hidden\": no memory for {max_rows} rows of [4] of F32")
+    );
+}

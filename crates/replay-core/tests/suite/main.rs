@@ -2,6 +2,7 @@
 
 mod cost;
 mod decisions;
+mod edges;
 mod halo;
 mod hazards;
 mod laws;
