@@ -226,6 +226,16 @@ fn a_token_with_two_ids_is_named() {
 
 /// The library answers these with a panic.
 #[test]
+fn an_id_with_two_tokens_is_named() {
+    let shared = load_changed(|file| {
+        let vocabulary = file["model"]["vocab"].as_object_mut().unwrap();
+        let id = vocabulary["e"].clone();
+        vocabulary["f"] = id;
+    });
+    insta::assert_snapshot!(refusal(shared), @r#"tokenizer.json gives the tokens "e" and "f" the id 104, expected an id for each"#);
+}
+
+#[test]
 fn parts_that_the_library_panics_at_are_named() {
     let charsmap = load_changed(|file| {
         file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": "?"});

@@ -138,13 +138,7 @@ fn engram_rules(engram: &EngramConfig, raw: &Raw, violations: &mut Vec<Violation
             violations.push(below_layers("engram_layer_ids", layers, id));
         }
     }
-    if let Some(at) = (1..ids.len()).find(|&at| ids[at] <= ids[at - 1]) {
-        violations.push(Violation::new(
-            "engram_layer_ids",
-            "ascending ids",
-            format!("{} after {}", ids[at], ids[at - 1]),
-        ));
-    }
+    violations.extend(descending("engram_layer_ids", ids));
     if rows.len() != ids.len() {
         violations.push(Violation::new(
             "engram_num_embeddings",
@@ -178,6 +172,13 @@ fn engram_rules(engram: &EngramConfig, raw: &Raw, violations: &mut Vec<Violation
 pub(super) fn overlong(field: &str, layers: usize, found: usize) -> Violation {
     let expected = format!("at most num_hidden_layers ({layers}) ids");
     Violation::new(field, expected, format!("{found} ids"))
+}
+
+/// Ids of which one is not above the one before it.
+pub(super) fn descending(field: &str, ids: &[usize]) -> Option<Violation> {
+    let at = (1..ids.len()).find(|&at| ids[at] <= ids[at - 1])?;
+    let found = format!("{} after {}", ids[at], ids[at - 1]);
+    Some(Violation::new(field, "ascending ids", found))
 }
 
 /// A layer id that names no layer.

@@ -9,6 +9,7 @@ mod load;
 mod raw;
 mod schedule;
 mod sound;
+mod variant;
 
 pub use error::{ConfigError, Violation};
 pub(crate) use error::{Violations, unreadable};

@@ -3,14 +3,15 @@
 //! Sizes, the schedule and every number of a formula must be there: a forgotten key must not turn
 //! into the value of some other model. Only what can be *off* may be absent, and is off then:
 //! `rope_scaling`, candidate blocks (`candidate_*`), n-gram tables (`engram_*`), stop tokens.
-//! `num_key_value_heads`, `n_shared_experts`, `tie_word_embeddings` and `hidden_act` have one
-//! supported value each and may be absent, too. Other keys are not looked at.
+//! Keys that name a variant of the model (`variant.rs`) have one supported value each and may be
+//! absent, too. Other keys are not looked at.
 
 use serde_json::{Map, Value};
 
 use super::{
     CandidateConfig, EngramConfig, Scoring, Violation, Yarn,
     fields::{Fields, token_id},
+    variant,
 };
 
 /// Largest number of layers.
@@ -71,7 +72,7 @@ impl Raw {
         text: &Map<String, Value>,
         violations: &mut Vec<Violation>,
     ) -> Self {
-        only_supported(top, text, violations);
+        variant::check(top, text, violations);
         let eos = stop_tokens(&mut Fields::new(
             holder("eos_token_id", top, text),
             violations,
@@ -126,7 +127,7 @@ impl Raw {
 }
 
 /// The object that `key` is read from: the decoder's, or the one around it.
-fn holder<'a>(
+pub(super) fn holder<'a>(
     key: &str,
     top: &'a Map<String, Value>,
     text: &'a Map<String, Value>,
@@ -141,34 +142,6 @@ fn holder<'a>(
 /// `eos_token_id`: one id or a list; absent: none.
 pub(super) fn stop_tokens(f: &mut Fields<'_>) -> Vec<u32> {
     f.token_ids("eos_token_id").unwrap_or_default()
-}
-
-/// Keys that name a variant of the model of which only one is supported.
-fn only_supported(
-    top: &Map<String, Value>,
-    text: &Map<String, Value>,
-    violations: &mut Vec<Violation>,
-) {
-    let f = &mut Fields::new(text, violations);
-    for key in ["num_key_value_heads", "n_shared_experts"] {
-        f.optional(key, "1 (nothing else is supported)", 1, |v| {
-            v.as_u64().filter(|&n| n == 1)
-        });
-    }
-    f.optional(
-        "hidden_act",
-        "\"silu\" (nothing else is supported)",
-        "silu",
-        |v| v.as_str().filter(|&name| name == "silu"),
-    );
-    // A tied head would otherwise surface as a missing tensor.
-    let tied = holder("tie_word_embeddings", top, text);
-    Fields::new(tied, violations).optional(
-        "tie_word_embeddings",
-        "false (the head has its own weights)",
-        false,
-        |v| v.as_bool().filter(|tied| !tied),
-    );
 }
 
 fn scoring(f: &mut Fields<'_>) -> Option<Scoring> {
@@ -219,9 +192,17 @@ fn yarn(f: &mut Fields<'_>) -> Option<Yarn> {
             .as_str()
             .filter(|kind| ["yarn", "default"].contains(kind))
     })?;
+    if kind_key == "rope_type" {
+        // The older name of the key; files may have both.
+        let expected = format!("{kind:?}, as rope_type has it");
+        f.optional("type", &expected, kind, |v| {
+            v.as_str().filter(|&name| name == kind)
+        });
+    }
     if kind == "default" {
         return None;
     }
+    variant::check_yarn(&mut f);
     let factor = f.number("factor", "a number, 1 or above", |x| x >= 1.0);
     let beta_fast = f.number("beta_fast", "a number above 0", |x| x > 0.0);
     let beta_slow = f.number("beta_slow", "a number above 0", |x| x > 0.0);

@@ -31,6 +31,7 @@ pub(super) fn resolve(raw: &Raw, violations: &mut Vec<Violation>) -> Option<Vec<
         for &id in ids.iter().filter(|&&id| id >= layers) {
             violations.push(check::below_layers(field, layers, id));
         }
+        violations.extend(check::descending(field, ids));
     }
 
     if too_long {

@@ -52,6 +52,21 @@ pub enum TokenizerError {
         /// What the crate said.
         reason: String,
     },
+    /// Two tokens of one id: it would be read as either.
+    #[error(
+        "{} gives the tokens {:?} and {:?} the id {id}, expected an id for each",
+        path.display(),
+        tokens[0],
+        tokens[1]
+    )]
+    SharedId {
+        /// The file.
+        path: PathBuf,
+        /// The tokens, or their beginnings.
+        tokens: [String; 2],
+        /// Their id.
+        id: u32,
+    },
     /// The vocabulary has no token for a part of a text, and the file names no token for what is
     /// unknown: the library would leave it out and say nothing.
     #[error(

@@ -10,6 +10,7 @@ mod charsmap;
 mod error;
 mod panics;
 mod refusal;
+mod shared;
 mod stream;
 
 use std::path::{Path, PathBuf};
@@ -50,7 +51,8 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Each failure names the file: it cannot be read, is no regular file or longer than 512 MiB, is
-    /// not whole JSON, or holds a part that the `tokenizers` crate does not know.
+    /// not whole JSON, holds a part that the `tokenizers` crate does not know, or gives two tokens one
+    /// id.
     ///
     /// That crate answers some damaged files with a panic. It becomes an error here like any other,
     /// but the panic hook sees it first: see [`catches_panics`].
@@ -93,6 +95,7 @@ impl Tokenizer {
         inner
             .with_truncation(None)
             .expect("only a stride longer than the truncation is refused");
+        shared::check_ids_differ(&inner, path)?;
         let vocab_size = inner.get_vocab_size(true);
         let longest = bound::longest_token_bytes(&inner);
         Ok(Self {

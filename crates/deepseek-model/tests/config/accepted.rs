@@ -163,6 +163,29 @@ fn a_short_list_of_ratios_ends_in_zeros() {
     assert_eq!(ratios, [&[0, 0, 2][..], &[0; 37]].concat());
 }
 
+/// Names and values that ask for nothing else than what is computed.
+#[test]
+fn keys_of_the_one_supported_variant() {
+    let named = changed(|text| {
+        text["model_type"] = "deepseek_v41_text".into();
+        text["architectures"] = json!([]);
+        text["n_group"] = 1.into();
+        text["topk_group"] = Value::Null;
+        text["attention_bias"] = false.into();
+        text["quantization_config"] = json!({ "fmt": "e4m3" });
+        text["rope_scaling"]["rope_type"] = "yarn".into();
+        text["rope_scaling"]["mscale"] = json!(1.0);
+        text["rope_scaling"]["mscale_all_dim"] = 0.into();
+    });
+    assert_eq!(named.unwrap(), parse(&release()).unwrap());
+    for name in [
+        "DeepseekV41ForCausalLM",
+        "DeepseekV41ForConditionalGeneration",
+    ] {
+        changed(|text| text["architectures"] = json!([name])).unwrap();
+    }
+}
+
 #[test]
 fn score_functions() {
     for (name, scoring) in [("sigmoid", Scoring::Sigmoid), ("softmax", Scoring::Softmax)] {

@@ -5,7 +5,7 @@ use std::{fmt::Write, fs};
 use deepseek_model::{Config, config::ConfigError};
 use serde_json::{Value, json};
 
-use crate::{chain, changed, release};
+use crate::{chain, changed, parse, release};
 
 /// Each key on its own: left out, and given as text. The file and the key are always named.
 #[test]
@@ -70,9 +70,35 @@ fn every_rule_is_checked() {
                 "original_max_position_embeddings": 64,
             }),
         ),
+        (
+            "rope_scaling",
+            json!({
+                "rope_type": "yarn", "type": "linear", "factor": 2, "beta_fast": 32, "beta_slow": 1,
+                "original_max_position_embeddings": 64, "mscale": 0.7, "mscale_all_dim": 2,
+                "attention_factor": 1.2,
+            }),
+        ),
+        (
+            "rope_scaling",
+            json!({ "rope_type": "default", "type": "yarn" }),
+        ),
+        ("topk_method", json!("greedy")),
+        ("n_group", json!(8)),
+        ("topk_group", json!(4)),
+        ("attention_bias", json!(true)),
+        ("model_type", json!("deepseek_v3")),
+        ("architectures", json!(["LlamaForCausalLM"])),
+        ("quantization_config", json!({ "quant_method": "awq" })),
+        ("quantization_config", json!("fp8")),
         ("compress_ratios", json!([0, 0, -2])),
         ("compress_ratios", json!([0, 2, 2])),
         ("kv_source_layer_ids", json!([2, 8, 14, 20, 22])),
+        ("kv_source_layer_ids", json!([2, 14, 8, 20])),
+        ("kv_source_layer_ids", json!([2, 8, 8, 14, 20])),
+        (
+            "index_source_layer_ids",
+            json!([2, 8, 14, 20, 24, 28, 36, 32]),
+        ),
         ("kv_source_layer_ids", json!([8, 14, 20])),
         ("kv_source_layer_ids", json!([2, 8, 14])),
         ("kv_source_layer_ids", json!([2, 8, 14, 20, 40])),
@@ -112,6 +138,16 @@ fn every_rule_is_checked() {
         writeln!(report, "{key} = {value}\n{error}\n").unwrap();
     }
     insta::assert_snapshot!("every_rule", report);
+}
+
+/// What stands beside the decoder's part is about it, too.
+#[test]
+fn another_family_or_quantisation_beside_the_decoders_part_is_refused() {
+    let mut json = release();
+    json["model_type"] = "deepseek_v3".into();
+    json["architectures"] = json!(["DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM"]);
+    json["quantization_config"]["quant_method"] = "gptq".into();
+    insta::assert_snapshot!("beside", parse(&json).unwrap_err().to_string());
 }
 
 /// Two candidate blocks too few would do; the bound itself is accepted.
