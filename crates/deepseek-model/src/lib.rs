@@ -54,6 +54,7 @@
 mod cache;
 pub mod config;
 pub mod device;
+mod draw;
 pub mod engram;
 mod error;
 mod footprint;

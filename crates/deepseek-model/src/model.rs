@@ -106,7 +106,7 @@ impl Model {
         options: ModelOptions,
         progress: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self> {
-        let act = activation(&options)?;
+        activation(&options)?;
         let config = Config::load(dir)?;
         let hasher = match &config.engram {
             Some(engram) => {
@@ -121,7 +121,43 @@ impl Model {
             device: options.device.clone(),
             dtype: held_dtype(&options),
         };
-        let mut weights = Weights::load(dir, &config, &load, progress)?;
+        let weights = Weights::load(dir, &config, &load, progress)?;
+        Self::assemble(config, options, hasher, weights)
+    }
+
+    /// A model of this configuration with random weights, drawn on its device: for benchmarks, which
+    /// ask how long a model takes and not what it says. Tensors are held as [`Self::load`] holds them,
+    /// activations stay finite, and rows choose their experts evenly.
+    ///
+    /// ```
+    /// use deepseek_model::{Config, Model, ModelOptions};
+    ///
+    /// let config = Config::load("tests/data/bf16-s1".as_ref())?;
+    /// let model = Model::random(config, ModelOptions::default(), 1)?;
+    /// assert_eq!(model.config().layers.len(), 9);
+    /// # Ok::<(), deepseek_model::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the device or dtype is not supported, the configuration has n-gram tables, or memory runs
+    /// out.
+    pub fn random(config: Config, options: ModelOptions, seed: u64) -> Result<Self> {
+        activation(&options)?;
+        let load = LoadOptions {
+            device: options.device.clone(),
+            dtype: held_dtype(&options),
+        };
+        let weights = Weights::random(&config, &load, seed)?;
+        Self::assemble(config, options, None, weights)
+    }
+
+    fn assemble(
+        config: Config,
+        options: ModelOptions,
+        hasher: Option<NgramHasher>,
+        mut weights: Weights,
+    ) -> Result<Self> {
+        let act = activation(&options)?;
         let layers = (0..config.layers.len())
             .map(|i| DecoderLayer::new(&mut weights, &config, i))
             .collect::<Result<_, _>>()?;

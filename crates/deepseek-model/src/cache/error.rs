@@ -89,6 +89,14 @@ pub enum CacheError {
         /// The sequence.
         id: SequenceId,
     },
+    /// A sequence that is to begin somewhere has begun.
+    #[error("cache: expected {id} to have no tokens yet, it has {len}")]
+    NotEmpty {
+        /// What was asked for.
+        id: SequenceId,
+        /// Tokens it has.
+        len: usize,
+    },
     /// The cache was made for a model of another configuration.
     #[error("cache: it was made for a model of another configuration")]
     OtherModel,

@@ -1,5 +1,6 @@
 //! The KV cache of many sequences: window rings, compressed entries in pages, open groups.
 
+mod assumed;
 mod budget;
 mod error;
 mod owner;

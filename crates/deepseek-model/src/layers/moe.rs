@@ -33,6 +33,7 @@ impl Moe {
         let faults = ctx.faults(layer, Site::Router);
         let (ids, weights) = route(&logits, &self.bias, ctx.config, faults)
             .map_err(|cause| ModelError::NotFinite { layer, cause })?;
+        ctx.note(|| format!("layers.{layer}.experts"), &ids);
         let hidden = self.shared_w13.forward(x, ctx.act)?;
         let shared = self
             .shared_w2

@@ -128,6 +128,22 @@ impl Runner {
         self.cache.fill(value)
     }
 
+    /// As [`KvCache::fill_random`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fill_random(&mut self, seed: u64) -> Result<()> {
+        self.cache.fill_random(seed)
+    }
+
+    /// As [`KvCache::assume`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn assume(&mut self, id: SequenceId, len: usize) -> Result<()> {
+        self.cache.assume(id, len)
+    }
+
     /// As [`Model::forward`]; gives how the step ran beside what came of it.
     ///
     /// # Errors

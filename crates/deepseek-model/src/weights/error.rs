@@ -126,6 +126,12 @@ pub enum WeightsError {
     /// The device cannot say how much memory is free.
     #[error(transparent)]
     Free(#[from] Box<crate::Error>),
+    /// Random weights of a configuration with n-gram tables.
+    #[error("random weights: expected a model without n-gram tables, layer {layer} has one")]
+    RandomTable {
+        /// The layer.
+        layer: usize,
+    },
     /// Matrices are asked for in a dtype the decoder does not compute in.
     #[error("matrices can be held in F32 or BF16, not in {0:?}")]
     HeldDtype(DType),

@@ -58,8 +58,8 @@ pub struct LoadOptions {
 /// `attn.compressor.*`, `engram.q_weight` and `.k_weight`.
 #[derive(Debug)]
 pub struct Weights {
-    tensors: HashMap<String, Tensor>,
-    tables: HashMap<usize, EngramTable>,
+    pub(super) tensors: HashMap<String, Tensor>,
+    pub(super) tables: HashMap<usize, EngramTable>,
 }
 
 impl Weights {

@@ -16,6 +16,7 @@ mod manifest;
 mod mapping;
 mod problem;
 mod progress;
+mod random;
 mod resolve;
 mod shard;
 mod size;
