@@ -19,7 +19,8 @@ pub(super) struct Crate {
     pub(super) name: String,
     /// Its folder.
     pub(super) folder: PathBuf,
-    /// The benches that need the feature `cuda`.
+    /// The benches that need the feature `cuda`, and those that the manifest names, by
+    /// `package.metadata.test-gpu.benches`: they measure a GPU where there is one.
     pub(super) benches: Vec<String>,
     /// Whether some of its unit tests need a GPU: those of names that begin with `gpu_`. The
     /// manifest says so, by `package.metadata.test-gpu.unit`.
@@ -98,6 +99,10 @@ fn crates_in(metadata: &Value) -> Result<Vec<Crate>> {
         if !tests.iter().any(|test| test == TEST_TARGET) {
             continue;
         }
+        let metadata = &package["metadata"]["test-gpu"];
+        let mut benches = named("bench");
+        let others = metadata["benches"].as_array().into_iter().flatten();
+        benches.extend(others.filter_map(|name| name.as_str().map(str::to_owned)));
         let text = |key: &str| package[key].as_str().context("a package without a name");
         let manifest = Path::new(text("manifest_path")?);
         crates.push(Crate {
@@ -106,8 +111,8 @@ fn crates_in(metadata: &Value) -> Result<Vec<Crate>> {
                 .parent()
                 .context("a manifest in no folder")?
                 .to_path_buf(),
-            benches: named("bench"),
-            unit: package["metadata"]["test-gpu"]["unit"] == true,
+            benches,
+            unit: metadata["unit"] == true,
         });
     }
     Ok(crates)
@@ -192,7 +197,7 @@ mod tests {
         Crate {
             name: "rows".into(),
             folder: "/w/rows".into(),
-            benches: vec!["gpu_rows".into()],
+            benches: vec!["gpu_rows".into(), "flash".into()],
             unit: true,
         }
     }
@@ -208,7 +213,7 @@ mod tests {
         ];
         let metadata = json!({ "packages": [
             { "name": "rows", "manifest_path": "/w/rows/Cargo.toml", "targets": targets,
-              "metadata": { "test-gpu": { "unit": true } } },
+              "metadata": { "test-gpu": { "unit": true, "benches": ["flash"] } } },
             { "name": "core", "manifest_path": "/w/core/Cargo.toml",
               "targets": [target("test", "laws", &[]), target("test", "gpu", &[])] },
         ]});

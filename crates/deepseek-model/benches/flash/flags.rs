@@ -1,0 +1,167 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::Device;
+use deepseek_model::ReplayPolicy;
+
+use super::geometry::Geometry;
+
+/// What `--help` prints.
+pub(crate) const HELP: &str = "\
+Measures DeepSeek-V4.1-Flash's geometry with random weights on a CUDA device.
+
+What matters most is measured first; what would end after the budget is skipped and listed.
+
+  --budget SECONDS   what the whole run may take, with drawing the weights (default 900)
+  --lengths LIST     lengths of prompts, such as 1K,32K
+  --policies LIST    of off, prompt-tail, step-tail, exact
+  --contexts LIST    contexts that are decoded after; `none`: no decode
+  --batches LIST     sequences that are decoded at once
+  --graphs LIST      of off, on
+  --chunk ROWS       rows of a prompt that one step takes (default 8K)
+  --json FILE        write all figures there, after each measurement
+  --svg FILE         draw time to first token there
+  --seed NUMBER      of weights and prompts (default 1)
+  --tiny             a model of nine small layers, on the CPU where there is no CUDA device
+";
+
+/// What is asked for; empty lists mean the defaults of the model.
+#[derive(Debug, Clone)]
+pub(crate) struct Flags {
+    pub(crate) budget: Duration,
+    lengths: Vec<usize>,
+    policies: Vec<ReplayPolicy>,
+    contexts: Vec<usize>,
+    without_decode: bool,
+    batches: Vec<usize>,
+    graphs: Vec<bool>,
+    chunk: Option<usize>,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) svg: Option<PathBuf>,
+    pub(crate) seed: u64,
+    pub(crate) tiny: bool,
+    pub(crate) help: bool,
+}
+
+impl Flags {
+    /// Reads the words after the program's name.
+    pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Self> {
+        let mut flags = Self {
+            budget: Duration::from_secs(900),
+            lengths: Vec::new(),
+            policies: Vec::new(),
+            contexts: Vec::new(),
+            without_decode: false,
+            batches: Vec::new(),
+            graphs: Vec::new(),
+            chunk: None,
+            json: None,
+            svg: None,
+            seed: 1,
+            tiny: false,
+            help: false,
+        };
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().context("expected a value, got none");
+            flags
+                .take(&word, &mut value)
+                .with_context(|| word.clone())?;
+        }
+        Ok(flags)
+    }
+
+    fn take(&mut self, flag: &str, value: &mut dyn FnMut() -> Result<String>) -> Result<()> {
+        match flag {
+            "--budget" => self.budget = seconds(&value()?)?,
+            "--lengths" => self.lengths = list(&value()?, count)?,
+            "--policies" => self.policies = list(&value()?, |text| Ok(text.parse()?))?,
+            "--contexts" => match value()?.as_str() {
+                "none" => self.without_decode = true,
+                text => self.contexts = list(text, count)?,
+            },
+            "--batches" => self.batches = list(&value()?, count)?,
+            "--graphs" => self.graphs = list(&value()?, on_or_off)?,
+            "--chunk" => self.chunk = Some(count(&value()?)?),
+            "--json" => self.json = Some(value()?.into()),
+            "--svg" => self.svg = Some(value()?.into()),
+            "--seed" => self.seed = value()?.parse().context("expected a number")?,
+            "--tiny" => self.tiny = true,
+            "--help" | "-h" => self.help = true,
+            // Cargo passes it to every bench.
+            "--bench" => {}
+            _ => bail!("no such flag: --help lists them"),
+        }
+        Ok(())
+    }
+
+    /// What is measured: the defaults of the model, but for what is asked for.
+    pub(crate) fn geometry(&self) -> Geometry {
+        fn or<T: Clone>(asked: &[T], default: &mut Vec<T>) {
+            if !asked.is_empty() {
+                *default = asked.to_vec();
+            }
+        }
+        let mut geometry = Geometry::new(self.tiny);
+        or(&self.lengths, &mut geometry.lengths);
+        or(&self.policies, &mut geometry.policies);
+        or(&self.contexts, &mut geometry.contexts);
+        or(&self.batches, &mut geometry.batches);
+        or(&self.graphs, &mut geometry.graphs);
+        geometry.chunk = self.chunk.unwrap_or(geometry.chunk);
+        if self.without_decode {
+            geometry.contexts.clear();
+        }
+        geometry
+    }
+
+    /// The device to measure on.
+    pub(crate) fn device(&self) -> Result<Device> {
+        if candle_core::utils::cuda_is_available() {
+            match Device::new_cuda_with_stream(0) {
+                Ok(device) => return Ok(device),
+                Err(error) if !self.tiny => return Err(error).context("no CUDA device"),
+                Err(_) => {}
+            }
+        }
+        ensure!(
+            self.tiny,
+            "expected a build with the feature cuda, or --tiny, which runs on the cpu"
+        );
+        Ok(Device::Cpu)
+    }
+}
+
+fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
+    text.split(',').map(parse).collect()
+}
+
+fn seconds(text: &str) -> Result<Duration> {
+    let seconds = text.parse().ok();
+    let budget = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    budget.with_context(|| format!("expected seconds, 0 or more, got {text:?}"))
+}
+
+/// A number above 0, such as `8192` or `8K`.
+fn count(text: &str) -> Result<usize> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (text, 1),
+    };
+    let number: Option<usize> = digits.parse().ok();
+    let number = number.and_then(|number| number.checked_mul(unit));
+    number
+        .filter(|number| (1..=1 << 20).contains(number))
+        .with_context(|| format!("expected a number from 1 to 1024K, got {text:?}"))
+}
+
+fn on_or_off(text: &str) -> Result<bool> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => bail!("expected on or off, got {text:?}"),
+    }
+}

@@ -1,0 +1,131 @@
+//! The benchmark of V4.1-Flash's geometry: its parts, and all of it on a tiny model.
+
+mod cost;
+mod pace;
+mod tasks;
+
+#[path = "../../benches/flash/main.rs"]
+#[allow(dead_code, reason = "its `main` is for the bench")]
+mod flash;
+
+use flash::flags::Flags;
+
+fn flags(words: &[&str]) -> Flags {
+    let words = ["--tiny"].iter().chain(words);
+    Flags::parse(words.map(|&word| word.to_owned())).unwrap()
+}
+
+/// All of it, and what it writes.
+#[test]
+fn the_whole_program_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let [json, svg] = ["flash.json", "flash.svg"].map(|name| folder.path().join(name));
+    let mut flags = flags(&["--budget", "600"]);
+    (flags.json, flags.svg) = (Some(json.clone()), Some(svg.clone()));
+    let mut printed = Vec::new();
+    assert!(flash::run(&flags, &mut printed).unwrap());
+
+    let printed = String::from_utf8(printed).unwrap();
+    for policy in ["off", "step-tail", "prompt-tail", "exact"] {
+        assert!(
+            printed.contains(&format!("| 512 | off | {policy} |")),
+            "{printed}"
+        );
+    }
+    for title in ["Time to first token", "each phase", "Decode", "Capturing"] {
+        assert!(printed.contains(title), "{printed}");
+    }
+    assert!(
+        !printed.contains("skipped") && !printed.contains("NaN"),
+        "{printed}"
+    );
+
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    assert_eq!(json["prefill"].as_array().unwrap().len(), 3 * 4 * 2);
+    assert_eq!(json["decode"].as_array().unwrap().len(), 2 * 2 * 2);
+    let [least, most] = [0, 1].map(|i| json["model"]["expert_shares"][i].as_f64().unwrap());
+    assert!(least > 0.4 && most < 2.0, "{least} .. {most}");
+
+    let svg = std::fs::read_to_string(svg).unwrap();
+    assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+    assert_eq!(svg.matches("prompt-tail").count(), 3);
+}
+
+/// Nothing is begun that does not fit, and the summary says so.
+#[test]
+fn without_a_budget_everything_is_skipped() {
+    let mut printed = Vec::new();
+    let words = [
+        "--budget",
+        "0",
+        "--lengths",
+        "64,1K",
+        "--policies",
+        "off",
+        "--batches",
+        "2",
+    ];
+    assert!(flash::run(&flags(&words), &mut printed).unwrap());
+    let printed = String::from_utf8(printed).unwrap();
+    assert_eq!(
+        printed.matches("skipped: ").count(),
+        2 * 2 + 2 * 2,
+        "{printed}"
+    );
+    assert!(printed.contains("skipped: prompt of 1K, off, graphs on: about"));
+}
+
+/// Plans are what runs.
+#[test]
+fn planned_rows_are_the_rows_that_run() {
+    use deepseek_model::{
+        CacheOptions, LogitRows, Model, ModelOptions, ReplayPolicy, SequenceOptions, StepRequest,
+    };
+    let config = flags(&[]).geometry().config().unwrap();
+    let model = Model::random(config.clone(), ModelOptions::default(), 1).unwrap();
+    for policy in ReplayPolicy::ALL {
+        let mut cache = model
+            .new_cache(CacheOptions {
+                max_sequences: 1,
+                max_tokens: 300,
+                policy,
+                sampled_rows: std::num::NonZeroU32::MIN,
+            })
+            .unwrap();
+        let sequence = SequenceOptions {
+            prompt_len: 300,
+            keeps_rows: false,
+        };
+        let sequence = cache.add(sequence).unwrap();
+        let planned = flash::plan::chunks(&config, policy, 300, 128).unwrap();
+        for (tokens, planned) in vec![7; 300].chunks(128).zip(planned) {
+            let request = StepRequest {
+                sequence,
+                tokens,
+                logits: LogitRows::None,
+            };
+            let output = model.forward(&[request], &mut cache).unwrap();
+            assert_eq!(output.stats, planned, "{policy}");
+        }
+    }
+}
+
+#[test]
+fn bad_flags_are_refused() {
+    for (flag, value, refusal) in [
+        ("--lengths", "0", "expected a number from 1 to 1024K"),
+        ("--lengths", "8M", "expected a number from 1 to 1024K"),
+        ("--policies", "some", "some"),
+        ("--budget", "-1", "expected seconds"),
+        ("--batches", "", "expected a number from 1 to 1024K"),
+        ("--graphs", "all", "expected on or off"),
+        ("--tables", "x", "no such flag"),
+    ] {
+        let words = [flag, value].map(str::to_owned);
+        let error = format!("{:#}", Flags::parse(words).unwrap_err());
+        assert!(
+            error.starts_with(flag) && error.contains(refusal),
+            "{error}"
+        );
+    }
+}
