@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use deepseek_model::{
     CacheOptions, Graphs, LayerStats, LogitRows, Model, ReplayPolicy, Runner, RunnerOptions,
-    SequenceId, SequenceOptions, StepMode, StepRequest, StepStats,
+    SequenceId, SequenceOptions, StepMode, StepRequest, StepStats, device,
 };
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use super::{
     geometry::MOST_STEPS,
     pace::{Kind, Pace, Runs},
     prefill::{described, held},
-    record::{Capture, Outcome, capture},
+    record::{Capture, Outcome, capture, peak},
     spread::Spread,
     tasks::DecodeCase,
 };
@@ -36,6 +36,8 @@ pub(crate) struct Decode {
     /// How the last step ran.
     pub(crate) mode: String,
     pub(crate) capture: Option<Capture>,
+    /// Most bytes that tensors took at once, the weights among them, graphs' own not.
+    pub(crate) peak_bytes: Option<u64>,
 }
 
 impl Decode {
@@ -76,6 +78,7 @@ pub(crate) fn measure(model: &Arc<Model>, case: DecodeCase, pace: &Pace) -> Resu
     let Some(runs) = pace.runs(all, 2.0 * once).map(|_| most) else {
         return Ok(Outcome::Skipped { predicted: all });
     };
+    device::reset_peak(model.device())?;
     let mut runner = runner(model, case)?;
     let capture = capture(&mut runner, case.graphs)?;
     runner.fill_random(11)?;
@@ -96,6 +99,7 @@ pub(crate) fn measure(model: &Arc<Model>, case: DecodeCase, pace: &Pace) -> Resu
         work,
         mode: described(bench.mode),
         capture,
+        peak_bytes: peak(model.device())?,
     }))
 }
 

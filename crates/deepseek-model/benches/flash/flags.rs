@@ -121,9 +121,9 @@ impl Flags {
     /// The device to measure on.
     pub(crate) fn device(&self) -> Result<Device> {
         if candle_core::utils::cuda_is_available() {
-            match Device::new_cuda_with_stream(0) {
+            match deepseek_model::device::open_cuda(0) {
                 Ok(device) => return Ok(device),
-                Err(error) if !self.tiny => return Err(error).context("no CUDA device"),
+                Err(error) if !self.tiny => return Err(error.into()),
                 Err(_) => {}
             }
         }

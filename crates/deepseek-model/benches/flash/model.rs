@@ -8,11 +8,11 @@ use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use deepseek_model::{
     CacheOptions, Config, LogitRows, Model, ModelOptions, ReplayPolicy, SequenceOptions,
-    StepRequest,
+    StepRequest, device,
 };
 use serde::Serialize;
 
-use super::{rates::free_bytes, record::Record};
+use super::record::Record;
 
 /// What building the model came to.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -20,7 +20,7 @@ pub(crate) struct Built {
     /// Seconds to draw the weights.
     pub(crate) seconds: f64,
     /// Bytes of the device that it took.
-    pub(crate) bytes: Option<usize>,
+    pub(crate) bytes: Option<u64>,
     /// Shares of the choices that the least and the most chosen expert of any layer got, times the
     /// number of experts: 1 is an even share.
     pub(crate) expert_shares: [f64; 2],
@@ -29,24 +29,26 @@ pub(crate) struct Built {
 /// Draws the weights, and looks at how rows choose their experts.
 pub(crate) fn build(
     config: Config,
-    device: &Device,
+    place: &Device,
     seed: u64,
     record: &mut Record,
 ) -> Result<Arc<Model>> {
     let options = ModelOptions {
-        device: device.clone(),
+        device: place.clone(),
         dtype: DType::BF16,
         round_cache: true,
     };
-    let before = free_bytes(device)?;
+    let before = device::memory(place)?;
     let begun = Instant::now();
     let model = Model::random(config, options, seed)?;
-    device.synchronize()?;
+    place.synchronize()?;
     let seconds = begun.elapsed().as_secs_f64();
-    let after = free_bytes(device)?;
+    let after = device::memory(place)?;
     record.model = Built {
         seconds,
-        bytes: before.zip(after).map(|(b, a)| b.0.saturating_sub(a.0)),
+        bytes: before
+            .zip(after)
+            .map(|(b, a)| b.free.saturating_sub(a.free)),
         expert_shares: expert_shares(&model, seed)?,
     };
     eprintln!("drew the weights in {seconds:.1} s");

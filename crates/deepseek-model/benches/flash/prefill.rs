@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use deepseek_model::{
     CacheOptions, Graphs, LogitRows, Model, PhaseTimes, Runner, RunnerOptions, SequenceOptions,
-    StepMode, StepRequest,
+    StepMode, StepRequest, device,
 };
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use super::{
     model::prompt,
     pace::{Kind, Pace},
     plan,
-    record::{Capture, Outcome, capture},
+    record::{Capture, Outcome, capture, peak},
     spread::Spread,
     tasks::PrefillCase,
 };
@@ -38,6 +38,8 @@ pub(crate) struct Prefill {
     /// Rows that ran, over layers, as a share of all.
     pub(crate) row_layers: f64,
     pub(crate) capture: Option<Capture>,
+    /// Most bytes that tensors took at once, the weights among them, graphs' own not.
+    pub(crate) peak_bytes: Option<u64>,
 }
 
 impl Prefill {
@@ -62,6 +64,7 @@ pub(crate) fn measure(
     let Some(runs) = pace.runs(once, setup) else {
         return Ok(Outcome::Skipped { predicted: once });
     };
+    device::reset_peak(model.device())?;
     let mut runner = runner(model, case, chunk)?;
     let capture = capture(&mut runner, case.graphs)?;
     let bench = Bench {
@@ -94,6 +97,7 @@ pub(crate) fn measure(
         mode: last.mode.clone(),
         row_layers: last.row_layers,
         capture,
+        peak_bytes: peak(model.device())?,
     }))
 }
 

@@ -12,7 +12,7 @@ use candle_core::{DType, Device, Tensor};
 use replay_graph::Marks;
 use serde::Serialize;
 
-pub(crate) use bytes::{free_bytes, name};
+pub(crate) use bytes::name;
 
 use super::spread::Spread;
 

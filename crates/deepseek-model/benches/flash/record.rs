@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use candle_core::Device;
-use deepseek_model::{Config, Runner};
+use deepseek_model::{Config, Runner, device};
 use serde::Serialize;
 
 use super::{
@@ -139,6 +139,11 @@ impl Record {
         let text = serde_json::to_string_pretty(self)?;
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
     }
+}
+
+/// Most bytes that tensors have taken since [`device::reset_peak`], graphs' own left out.
+pub(crate) fn peak(of: &Device) -> Result<Option<u64>> {
+    Ok(device::memory(of)?.map(|memory| memory.peak))
 }
 
 /// Captures the graphs of a runner that has some.

@@ -61,21 +61,22 @@ fn prompts(record: &Record, out: &mut dyn Write) -> Result<()> {
     )?;
     writeln!(
         out,
-        "| prompt | graphs | policy | ms (least .. most, runs) | of off | row-layers | of matmul | of copy | ran as |"
+        "| prompt | graphs | policy | ms (least .. most, runs) | of off | row-layers | of matmul | of copy | GiB at most | ran as |"
     )?;
-    writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
+    writeln!(out, "|---|---|---|---|---|---|---|---|---|---|")?;
     for prefill in &record.prefill {
         let case = prefill.case;
         let [matmul, copy] = shares(prefill.total(), prefill.ttft.median, &record.rates);
         writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {:.3} | {matmul} | {copy} | {} |",
+            "| {} | {} | {} | {} | {} | {:.3} | {matmul} | {copy} | {} | {} |",
             short(case.length),
             on(case.graphs),
             case.policy,
             with_runs(prefill.ttft),
             of_off(record, prefill),
             prefill.row_layers,
+            gib(prefill.peak_bytes),
             prefill.mode
         )?;
     }
@@ -129,21 +130,22 @@ fn decode(record: &Record, out: &mut dyn Write) -> Result<()> {
     writeln!(out, "\nDecode.\n")?;
     writeln!(
         out,
-        "| sequences | context | graphs | ms a step (least .. most, runs) | on the device | tokens/s | of matmul | of copy | ran as |"
+        "| sequences | context | graphs | ms a step (least .. most, runs) | on the device | tokens/s | of matmul | of copy | GiB at most | ran as |"
     )?;
-    writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
+    writeln!(out, "|---|---|---|---|---|---|---|---|---|---|")?;
     for decode in &record.decode {
         let Decode { case, step, .. } = decode;
         let [matmul, copy] = shares(decode.total(), step.median, &record.rates);
         writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {:.1} | {matmul} | {copy} | {} |",
+            "| {} | {} | {} | {} | {} | {:.1} | {matmul} | {copy} | {} | {} |",
             case.batch,
             short(case.context),
             on(case.graphs),
             with_runs(*step),
             spread(decode.device, 1e3, 2),
             case.batch as f64 / step.median,
+            gib(decode.peak_bytes),
             decode.mode
         )?;
     }
@@ -183,6 +185,11 @@ fn captures(record: &Record, out: &mut dyn Write) -> Result<()> {
         )?;
     }
     writeln!(out)
+}
+
+fn gib(bytes: Option<u64>) -> String {
+    let gib = |bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 30));
+    bytes.map_or_else(String::new, gib)
 }
 
 fn on(graphs: bool) -> &'static str {

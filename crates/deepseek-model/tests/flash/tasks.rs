@@ -67,3 +67,21 @@ fn the_median_lies_between() {
     );
     assert_eq!(Spread::of([]).runs, 0);
 }
+
+/// PyTorch is measured on layers of the same sizes.
+#[test]
+fn the_peer_has_the_geometry_of_flash_slice() {
+    let script = include_str!("../../benches/peer_torch.py");
+    let (_, rest) = script.split_once("GEOMETRY = ").unwrap();
+    let (object, _) = rest.split_once("\n}").unwrap();
+    let peer: serde_json::Value = serde_json::from_str(&format!("{object}}}")).unwrap();
+    let slice = include_str!("../../benches/flash/flash-slice.json");
+    let slice: serde_json::Value = serde_json::from_str(slice).unwrap();
+    for (key, value) in peer.as_object().unwrap() {
+        assert_eq!(slice[key], *value, "{key}");
+    }
+    for key in ["kv_source_layer_ids", "index_source_layer_ids"] {
+        let list = slice[key].to_string().replace(',', ", ");
+        assert!(script.contains(&format!("SOURCES = {list}")), "{list}");
+    }
+}

@@ -19,16 +19,6 @@ pub(crate) fn copier(device: &Device, bytes: usize) -> Result<Box<dyn FnMut() ->
     Ok(Box::new(move || Ok(stream.memcpy_dtod(&from, &mut to)?)))
 }
 
-/// Bytes that are free on the device, and how many it has.
-pub(crate) fn free_bytes(device: &Device) -> Result<Option<(usize, usize)>> {
-    if device.is_cpu() {
-        return Ok(None);
-    }
-    device.synchronize()?;
-    let stream = device.as_cuda_device()?.cuda_stream();
-    Ok(Some(stream.context().mem_get_info()?))
-}
-
 /// What the device is called.
 pub(crate) fn name(device: &Device) -> Result<String> {
     if device.is_cpu() {

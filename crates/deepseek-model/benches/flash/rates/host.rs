@@ -14,12 +14,6 @@ pub(crate) fn copier(_: &Device, bytes: usize) -> Result<Box<dyn FnMut() -> Resu
     }))
 }
 
-/// Nothing is known of a host.
-#[expect(clippy::unnecessary_wraps, reason = "the signature of the other build")]
-pub(crate) fn free_bytes(_: &Device) -> Result<Option<(usize, usize)>> {
-    Ok(None)
-}
-
 /// What the device is called.
 #[expect(clippy::unnecessary_wraps, reason = "the signature of the other build")]
 pub(crate) fn name(_: &Device) -> Result<String> {
