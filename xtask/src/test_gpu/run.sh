@@ -6,7 +6,8 @@ usage() {
 usage: sh run.sh [tests] [bench] [sanitize | memcheck | racecheck] [--out FOLDER]
 
   tests     run every test, one after the other (the default)
-  bench     run the benches, and the same measurements with PyTorch where it is installed
+  bench     run the benches, and the same measurements with PyTorch where it is installed. A bench
+            that plans its time is given nine tenths of SECONDS_PER_STAGE
   sanitize  run the tests under compute-sanitizer: memcheck, then racecheck
   memcheck  that alone. Tests called probes:: are legal programs: where memcheck reports one, it is
             not believed about the memory of graphs, the other tests run with memory of their own
