@@ -9,7 +9,7 @@ use replay_core::Window;
 use crate::{
     CacheOptions, Config, KvCache, Result, StepOutput, StepRequest,
     cache::ModelId,
-    engram::{NgramHasher, TokenMap},
+    engram::{EngramError, NgramHasher, TokenMap},
     layers::{DecoderLayer, Observer},
     ops::{Act, Linear, RopeFrequencies, Site},
     profile::Profile,
@@ -113,7 +113,11 @@ impl Model {
                 let tokenizer = Tokenizer::load(dir)?;
                 tokenizer.check_fits(config.vocab_size)?;
                 let map = TokenMap::from_tokenizer(&tokenizer, engram)?;
-                Some(NgramHasher::new(engram, &map)?)
+                let hasher = NgramHasher::new(engram, &map);
+                Some(hasher.map_err(|cause| EngramError::Config {
+                    path: dir.join("config.json"),
+                    cause: cause.into(),
+                })?)
             }
             None => None,
         };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use deepseek_model::config::EngramConfig;
 use deepseek_model::engram::{EngramError, NgramHasher, TokenMap};
 use deepseek_model::tokenizer::Tokenizer;
+use deepseek_model::{Model, ModelOptions};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
@@ -30,6 +31,12 @@ fn config() -> EngramConfig {
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::load(data("engram-s1")).unwrap()
+}
+
+/// An error about the fixture's tokenizer.
+fn without_dir(error: &EngramError) -> String {
+    let dir = data("engram-s1");
+    error.to_string().replace(dir.to_str().unwrap(), "DIR")
 }
 
 fn hasher() -> NgramHasher {
@@ -177,6 +184,22 @@ proptest! {
     }
 }
 
+/// Both files of the mismatch are named by a model that is loaded.
+#[test]
+fn a_table_that_does_not_fit_names_the_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "tokenizer.json"] {
+        let text = std::fs::read_to_string(data("engram-s1").join(name)).unwrap();
+        let text = text.replace("\"engram_n_heads\": 3", "\"engram_n_heads\": 4");
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let error = Model::load(dir.path(), ModelOptions::default(), &|_| {}).unwrap_err();
+    let text = error
+        .to_string()
+        .replace(dir.path().to_str().unwrap(), "DIR");
+    insta::assert_snapshot!(text, @"DIR/config.json: the engram table of layer 1 has 760 rows, but its hash columns need at least 778 (engram_num_embeddings, engram_vocab_size, engram_n_heads, engram_max_ngram_size)");
+}
+
 #[test]
 fn another_count_of_compressed_ids_is_refused() {
     let config = EngramConfig {
@@ -184,7 +207,7 @@ fn another_count_of_compressed_ids_is_refused() {
         ..config()
     };
     let error = TokenMap::from_tokenizer(&tokenizer(), &config).unwrap_err();
-    insta::assert_snapshot!(error, @"the tokenizer folds to 238 compressed ids, but engram_compressed_vocab_size is 99092: tokenizer.json and config.json do not belong together");
+    insta::assert_snapshot!(without_dir(&error), @"DIR/tokenizer.json folds to 238 compressed ids, but engram_compressed_vocab_size is 99092: tokenizer.json and config.json do not belong together");
 }
 
 #[test]
@@ -194,7 +217,7 @@ fn a_pad_token_outside_the_vocabulary_is_refused() {
         ..config()
     };
     let error = TokenMap::from_tokenizer(&tokenizer(), &config).unwrap_err();
-    insta::assert_snapshot!(error, @"engram_pad_token_id 288 is outside the tokenizer's vocabulary: expected less than 288");
+    insta::assert_snapshot!(without_dir(&error), @"engram_pad_token_id 288 is outside the vocabulary of DIR/tokenizer.json: expected less than 288");
 }
 
 #[test]
@@ -205,7 +228,7 @@ fn a_short_table_is_refused() {
         ..config()
     };
     let error = NgramHasher::new(&config, &map).unwrap_err();
-    insta::assert_snapshot!(error, @"the engram table of layer 3 has 1114 rows, but its hash columns need at least 1115 (engram_num_embeddings, engram_vocab_size)");
+    insta::assert_snapshot!(error, @"the engram table of layer 3 has 1114 rows, but its hash columns need at least 1115 (engram_num_embeddings, engram_vocab_size, engram_n_heads, engram_max_ngram_size)");
 }
 
 #[test]

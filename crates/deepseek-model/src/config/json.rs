@@ -38,7 +38,7 @@ pub(crate) fn parse(text: &[u8]) -> Result<Json, Stopped> {
             repeated: reader.repeated,
         }),
         Err(source) => Err(Stopped {
-            key: reader.key,
+            key: shortened(&reader.key),
             source,
         }),
     }
@@ -50,6 +50,17 @@ pub(crate) fn dotted(key: &str, name: &str) -> String {
     let mut dotted = key.to_owned();
     push(&mut dotted, name);
     dotted
+}
+
+/// A key without its middle if it is very long: nesting may be 127 levels deep.
+fn shortened(key: &str) -> String {
+    let count = key.chars().count();
+    if count <= 2 * MAX_QUOTED {
+        return key.to_owned();
+    }
+    let first: String = key.chars().take(MAX_QUOTED).collect();
+    let last: String = key.chars().skip(count - MAX_QUOTED).collect();
+    format!("{first}..{last}")
 }
 
 fn push(key: &mut String, name: &str) {
@@ -142,7 +153,7 @@ impl<'de> Visitor<'de> for &mut Reader {
             let value = object.next_value_seed(&mut *self)?;
             if let Some(first) = values.get(&name) {
                 let both = Value::from(vec![first.clone(), value.clone()]);
-                let repeated = Violation::value(&self.key, "one value", &both);
+                let repeated = Violation::value(&shortened(&self.key), "one value", &both);
                 self.repeated.push(Violation {
                     found: format!("the key again, with {}", repeated.found),
                     ..repeated
@@ -185,8 +196,19 @@ mod tests {
         stops(&format!("{{\"a\": {}", "[".repeat(1000)), &deep());
     }
 
-    /// 127 levels are read, so that nesting cannot exhaust the stack.
+    /// 127 levels are read, so that nesting cannot exhaust the stack. Of a key that long the ends are
+    /// told.
     fn deep() -> String {
-        format!("a{}", "[0]".repeat(126))
+        format!("a{}[0..{}", "[0]".repeat(19), "[0]".repeat(20))
+    }
+
+    #[test]
+    fn no_key_is_longer_than_its_ends() {
+        let nested = format!("{{\"{}\":", "é".repeat(59)).repeat(100);
+        let key = parse(format!("{nested}-").as_bytes()).unwrap_err().key;
+        assert_eq!(key.chars().count(), 2 * MAX_QUOTED + 2);
+        let text = format!("{nested}{{\"a\": 1, \"a\": 2}}{}", "}".repeat(100));
+        let field = &parse(text.as_bytes()).unwrap().repeated[0].field;
+        assert_eq!(field.chars().count(), 2 * MAX_QUOTED + 2);
     }
 }

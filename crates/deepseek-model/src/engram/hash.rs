@@ -263,7 +263,8 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "the engram table of layer 1 has 384006167 rows, but its hash columns need at least \
-             384006168 (engram_num_embeddings, engram_vocab_size)"
+             384006168 (engram_num_embeddings, engram_vocab_size, \
+             engram_n_heads, engram_max_ngram_size)"
         );
     }
 

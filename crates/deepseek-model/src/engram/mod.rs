@@ -9,6 +9,8 @@ mod hash;
 mod primes;
 mod token_map;
 
+use std::path::PathBuf;
+
 pub use hash::NgramHasher;
 pub use token_map::TokenMap;
 
@@ -21,10 +23,13 @@ pub enum EngramError {
     /// Folding the vocabulary gives another number of ids than the tables were trained for. The
     /// multipliers depend on that number, so every lookup would read a wrong row.
     #[error(
-        "the tokenizer folds to {found} compressed ids, but engram_compressed_vocab_size is \
-         {expected}: tokenizer.json and config.json do not belong together"
+        "{} folds to {found} compressed ids, but engram_compressed_vocab_size is {expected}: \
+         tokenizer.json and config.json do not belong together",
+        path.display()
     )]
     CompressedVocabulary {
+        /// The tokenizer's file.
+        path: PathBuf,
         /// Distinct ids the tokenizer gives.
         found: usize,
         /// `engram_compressed_vocab_size`.
@@ -32,10 +37,12 @@ pub enum EngramError {
     },
     /// `engram_pad_token_id` is no id of the tokenizer.
     #[error(
-        "engram_pad_token_id {id} is outside the tokenizer's vocabulary: expected less than \
-         {vocab_size}"
+        "engram_pad_token_id {id} is outside the vocabulary of {}: expected less than {vocab_size}",
+        path.display()
     )]
     PadToken {
+        /// The tokenizer's file.
+        path: PathBuf,
         /// `engram_pad_token_id`.
         id: u32,
         /// Ids of the tokenizer.
@@ -44,7 +51,8 @@ pub enum EngramError {
     /// A table is shorter than the ranges its hash columns need.
     #[error(
         "the engram table of layer {layer} has {rows} rows, but its hash columns need at least \
-         {needed} (engram_num_embeddings, engram_vocab_size)"
+         {needed} (engram_num_embeddings, engram_vocab_size, engram_n_heads, \
+         engram_max_ngram_size)"
     )]
     TableTooShort {
         /// The layer.
@@ -86,12 +94,22 @@ pub enum EngramError {
         vocab_size: usize,
     },
     /// A token could not be spelled out or normalised.
-    #[error("token id {id} cannot be folded: {reason}")]
+    #[error("token id {id} of {} cannot be folded: {reason}", path.display())]
     Fold {
+        /// The tokenizer's file.
+        path: PathBuf,
         /// The id.
         id: u32,
         /// Why.
         reason: String,
+    },
+    /// The tables that a configuration describes.
+    #[error("{}: {cause}", path.display())]
+    Config {
+        /// The configuration's file.
+        path: PathBuf,
+        /// Why there can be none.
+        cause: Box<EngramError>,
     },
     /// The tokenizer failed.
     #[error(transparent)]

@@ -53,12 +53,20 @@ impl TokenMap {
 
         let (found, expected) = (numbers.len(), config.compressed_vocab_size);
         if found != expected {
-            return Err(EngramError::CompressedVocabulary { found, expected });
+            return Err(EngramError::CompressedVocabulary {
+                path: tokenizer.path().to_owned(),
+                found,
+                expected,
+            });
         }
         let id = config.pad_token_id;
         let pad = *compressed
             .get(id as usize)
-            .ok_or(EngramError::PadToken { id, vocab_size })?;
+            .ok_or_else(|| EngramError::PadToken {
+                path: tokenizer.path().to_owned(),
+                id,
+                vocab_size,
+            })?;
         Ok(Self {
             compressed,
             count: found,
@@ -101,7 +109,11 @@ fn key(tokenizer: &Tokenizer, id: u32) -> Result<String, EngramError> {
         // Part of a character: its bytes have no text of their own.
         return Ok(tokenizer.token(id).unwrap_or(text));
     }
-    let folded = fold(&text).map_err(|reason| EngramError::Fold { id, reason })?;
+    let folded = fold(&text).map_err(|reason| EngramError::Fold {
+        path: tokenizer.path().to_owned(),
+        id,
+        reason,
+    })?;
     Ok(if folded.is_empty() { text } else { folded })
 }
 

@@ -215,6 +215,11 @@ impl Tokenizer {
         }
     }
 
+    /// The file, for errors.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn failed(&self, action: &'static str, reason: String) -> TokenizerError {
         let path = self.path.clone();
         TokenizerError::Failed {

@@ -18,7 +18,7 @@ use crate::config::{
     json::{self, Json},
 };
 
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
 /// All tensors of a checkpoint by name. Values are not read yet.
@@ -49,6 +49,13 @@ impl Checkpoint {
             tensors,
         })
     }
+}
+
+/// Whether a directory holds the single file beside an index, which goes before it.
+pub(super) fn has_unread_file(dir: &Path) -> bool {
+    [INDEX, SINGLE]
+        .iter()
+        .all(|name| file::is_there(&dir.join(name)))
 }
 
 fn read_index(path: &Path) -> Result<Index, WeightsError> {
@@ -129,12 +136,21 @@ fn open_inside(dir: &Path, file: &str) -> Result<Tensors, Vec<Problem>> {
         .components()
         .all(|part| matches!(part, Component::Normal(_)));
     if inside && !file.is_empty() {
-        return shard::open(&dir.join(file));
+        return shard::open(&dir.join(file)).map_err(|mut problems| {
+            for problem in &mut problems {
+                if let Problem::File { reason, .. } = problem
+                    && reason == shard::NOT_THERE
+                {
+                    *reason = format!("{reason}, but {INDEX} lists it");
+                }
+            }
+            problems
+        });
     }
     // Quoted, since it may be empty.
     let (file, reason) = (
         format!("{file:?}"),
-        "not a file of the checkpoint directory".to_owned(),
+        format!("not a file of the checkpoint directory, but {INDEX} lists it"),
     );
     Err(vec![Problem::File { file, reason }])
 }

@@ -7,7 +7,10 @@ use std::{
 
 use candle_core::DType;
 
-use super::problem::{Problem, Problems, Quoted};
+use super::{
+    checkpoint,
+    problem::{Problem, Problems, Quoted},
+};
 use crate::config::{ConfigError, Violation, Violations, unreadable};
 use crate::memory::{Bytes, Shortage};
 
@@ -60,22 +63,27 @@ pub enum WeightsError {
         violations: Vec<Violation>,
     },
     /// The checkpoint is damaged, or is not the one the configuration describes.
-    #[error("{} has {problems}", dir.display())]
+    #[error("{}{} has {problems}", dir.display(), unread_note(*unread))]
     Checkpoint {
         /// The checkpoint directory.
         dir: PathBuf,
+        /// Whether it holds a single file, too, which is not read since there is an index.
+        unread: bool,
         /// All that was found.
         problems: Problems,
     },
     /// The configuration asks for far more tensors than there are.
     #[error(
-        "{} has {found} tensors, but {layers} layers (num_hidden_layers) of {experts} experts \
+        "{}{} has {found} tensors, but {layers} layers (num_hidden_layers) of {experts} experts \
          (n_routed_experts) need at least {needed}",
-        dir.display()
+        dir.display(),
+        unread_note(*unread)
     )]
     TooFew {
         /// The checkpoint directory.
         dir: PathBuf,
+        /// Whether it holds a single file, too, which is not read since there is an index.
+        unread: bool,
         /// Tensors of the checkpoint.
         found: usize,
         /// Tensors that the experts alone need.
@@ -175,16 +183,28 @@ pub enum WeightsError {
         rows: usize,
     },
     /// A table row with a scale that is no number.
-    #[error("{} row {row} has a scale that is not finite", Quoted(tensor))]
+    #[error(
+        "{} in {}: row {row} has a scale that is not finite",
+        Quoted(tensor),
+        path.display()
+    )]
     RowScale {
+        /// The file of the scales.
+        path: PathBuf,
         /// The table's name.
         tensor: String,
         /// The row asked for.
         row: usize,
     },
     /// A table row with a value that is no number.
-    #[error("{} row {row} has a value that is not finite", Quoted(tensor))]
+    #[error(
+        "{} in {}: row {row} has a value that is not finite",
+        Quoted(tensor),
+        path.display()
+    )]
     RowValue {
+        /// The file of the values.
+        path: PathBuf,
         /// The table's name.
         tensor: String,
         /// The row asked for.
@@ -195,7 +215,19 @@ pub enum WeightsError {
 impl WeightsError {
     /// A checkpoint refused for `problems`, of which there is at least one.
     pub(super) fn in_checkpoint(dir: &Path, problems: Vec<Problem>) -> Self {
-        let (dir, problems) = (dir.into(), Problems::new(problems));
-        Self::Checkpoint { dir, problems }
+        Self::Checkpoint {
+            dir: dir.into(),
+            unread: checkpoint::has_unread_file(dir),
+            problems: Problems::new(problems),
+        }
+    }
+}
+
+/// Says which of two descriptions of a checkpoint was read, where there are two.
+fn unread_note(unread: bool) -> &'static str {
+    if unread {
+        " (as model.safetensors.index.json lists it; model.safetensors beside it is not read)"
+    } else {
+        ""
     }
 }

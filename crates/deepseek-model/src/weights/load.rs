@@ -10,7 +10,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::{
-    checkpoint::Checkpoint,
+    checkpoint::{self, Checkpoint},
     error::WeightsError,
     formats::Element,
     manifest::{Manifest, Target},
@@ -183,6 +183,7 @@ fn plausible(config: &crate::Config, checkpoint: &Checkpoint) -> Result<(), Weig
     }
     Err(WeightsError::TooFew {
         dir: checkpoint.dir.clone(),
+        unread: checkpoint::has_unread_file(&checkpoint.dir),
         found,
         needed,
         layers,

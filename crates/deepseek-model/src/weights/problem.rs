@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, path::Path};
 
 use safetensors::Dtype;
 
-use super::error::WeightsError;
+use super::{checkpoint::INDEX, error::WeightsError};
 
 /// Problems that [`Problems`] prints; a wrong configuration can make thousands.
 const MAX_PRINTED: usize = 20;
@@ -243,7 +243,7 @@ impl fmt::Display for Problem {
             Self::NotInShard { tensor, file } => {
                 write!(
                     f,
-                    "{tensor}: listed in the index, but not in {file}",
+                    "{tensor}: listed in {INDEX}, but not in {file}",
                     tensor = Quoted(tensor),
                     file = Quoted(file)
                 )

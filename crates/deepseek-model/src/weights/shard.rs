@@ -1,6 +1,12 @@
 //! One safetensors file: its header, and the bytes of each tensor.
 
-use std::{collections::BTreeMap, io, ops::Range, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use safetensors::{
     Dtype,
@@ -9,12 +15,17 @@ use safetensors::{
 
 use super::{header, mapping::Mapping, problem::Problem};
 
+/// Why a shard that is missing cannot be opened.
+pub(super) const NOT_THERE: &str = "no such file";
+
 /// An open shard.
 #[derive(Debug)]
 pub(super) struct Shard {
     map: Mapping,
     /// Name without directory, for errors.
     file: String,
+    /// For errors where no directory is named.
+    path: PathBuf,
 }
 
 /// Tensors by name.
@@ -45,6 +56,11 @@ impl RawTensor {
     pub(super) fn file(&self) -> String {
         self.shard.file.clone()
     }
+
+    /// The shard's path, for errors that name no directory.
+    pub(super) fn path(&self) -> PathBuf {
+        self.shard.path.clone()
+    }
 }
 
 /// Opens a shard and reads its header.
@@ -54,14 +70,18 @@ pub(super) fn open(path: &Path) -> Result<Tensors, Vec<Problem>> {
         Ok(map) => map,
         Err(error) => {
             let reason = match error.kind() {
-                io::ErrorKind::NotFound => "no such file".to_owned(),
+                io::ErrorKind::NotFound => NOT_THERE.to_owned(),
                 _ => format!("cannot be read: {error}"),
             };
             return Err(vec![Problem::File { file, reason }]);
         }
     };
     let (metadata, start) = header::read(&file, map.bytes())?;
-    let shard = Arc::new(Shard { map, file });
+    let shard = Arc::new(Shard {
+        map,
+        file,
+        path: path.into(),
+    });
     Ok(tensors(&shard, start, &metadata))
 }
 

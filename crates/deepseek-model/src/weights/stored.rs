@@ -1,5 +1,7 @@
 //! A stored matrix: its values as the checkpoint encodes them, decoded row by row.
 
+use std::path::PathBuf;
+
 use safetensors::Dtype;
 
 use super::{
@@ -137,6 +139,16 @@ impl Stored {
             file: self.raw.file(),
             first,
         }
+    }
+
+    /// The file of the values.
+    pub(super) fn path(&self) -> PathBuf {
+        self.raw.path()
+    }
+
+    /// The file of the scales, or of the values of a matrix without.
+    pub(super) fn scale_path(&self) -> PathBuf {
+        self.scales().map_or(&self.raw, |scales| &scales.raw).path()
     }
 
     /// Tells the system that rows will be read here and there.

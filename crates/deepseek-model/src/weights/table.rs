@@ -52,6 +52,7 @@ impl EngramTable {
                     return Ok(());
                 }
                 Err(WeightsError::RowValue {
+                    path: self.0.path(),
                     tensor: self.0.name.clone(),
                     row,
                 })
@@ -70,6 +71,7 @@ impl EngramTable {
         })?;
         if !self.0.row_scales_are_finite(row) {
             return Err(WeightsError::RowScale {
+                path: self.0.scale_path(),
                 tensor: tensor(),
                 row,
             });
