@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use clap::Parser;
 use deepseek_model::tokenizer;
 
-use crate::{backtraces, flags, streams, threads};
+use crate::{backtraces, flags, patient::Patient, streams, threads};
 
 /// Where a program reads and writes.
 pub struct Io<'a> {
@@ -60,7 +60,7 @@ fn run<A: Parser>(
             stdin: &mut streams::Stdin::default(),
             out: &mut out,
             // Not locked: progress bars write there from threads of their own.
-            err: &mut io::stderr(),
+            err: &mut Patient(io::stderr()),
             watched: io::stderr().is_terminal(),
         },
     )?;

@@ -11,6 +11,7 @@ pub mod io;
 pub mod memory;
 pub mod model;
 pub mod output;
+mod patient;
 pub mod perplexity;
 pub mod picture;
 pub mod progress;

@@ -14,6 +14,8 @@ mod unix {
     use std::os::fd::{AsFd, OwnedFd};
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use crate::patient::Patient;
+
     /// `EBADF`, the same number on every Unix.
     const BAD_DESCRIPTOR: i32 = 9;
 
@@ -36,18 +38,18 @@ mod unix {
 
     /// A copy of the descriptor: [`io::stdout`] takes writes to one that is not open for writing
     /// (`1< file`) and drops them.
-    pub(crate) fn stdout() -> anyhow::Result<LineWriter<File>> {
+    pub(crate) fn stdout() -> anyhow::Result<LineWriter<Patient<File>>> {
         anyhow::ensure!(
             !OUTPUT_CLOSED.load(Ordering::Relaxed),
             "standard output is closed: expected a place for the result"
         );
         let copy = io::stdout().as_fd().try_clone_to_owned()?;
-        Ok(LineWriter::new(copy.into()))
+        Ok(LineWriter::new(Patient(copy.into())))
     }
 
     /// Standard input; an error only for a program that reads it.
     #[derive(Default)]
-    pub(crate) struct Stdin(Option<File>);
+    pub(crate) struct Stdin(Option<Patient<File>>);
 
     impl Read for Stdin {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -56,7 +58,7 @@ mod unix {
             }
             if self.0.is_none() {
                 // A copy: `io::stdin` takes one that is not open for reading (`0> file`) for empty.
-                self.0 = Some(io::stdin().as_fd().try_clone_to_owned()?.into());
+                self.0 = Some(Patient(io::stdin().as_fd().try_clone_to_owned()?.into()));
             }
             self.0.as_mut().map_or(Ok(0), |file| file.read(buffer))
         }

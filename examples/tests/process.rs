@@ -53,6 +53,31 @@ fn a_closed_pipe_is_no_error() {
     assert_eq!((output.status.code(), texts(&output).1), (Some(0), ""));
 }
 
+/// A prompt that is not there yet is no error, and no empty prompt.
+#[cfg(unix)]
+#[test]
+fn an_input_that_does_not_block_is_waited_for() {
+    use std::io::Write;
+    use std::os::{fd::OwnedFd, unix::net::UnixStream};
+
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let child = program("generate")
+        .args(["--prompt-file", "-", "--max-new-tokens", "1", "--greedy"])
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    ours.write_all(b"MACBETH.\n").unwrap();
+    drop(ours);
+    let output = child.wait_with_output().unwrap();
+    let (_, err) = texts(&output);
+    assert!(output.status.success(), "{err}");
+    assert!(err.starts_with("prefill  "), "{err}");
+}
+
 /// The text counts, the summary does not.
 #[cfg(target_os = "linux")]
 #[test]
