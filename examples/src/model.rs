@@ -16,7 +16,9 @@ use crate::{flags, io, progress};
 pub struct ModelArgs {
     /// Directory of the checkpoint: config.json, tokenizer.json and safetensors files.
     ///
-    /// A relative path starts at the current directory.
+    /// A relative path starts at the current directory. The safetensors files are memory-mapped:
+    /// while the program runs they must not be truncated or overwritten, which would end it with
+    /// SIGBUS or change what it computes. A file that is replaced under its name (mv) does no harm.
     #[arg(
         long,
         value_name = "DIR",
@@ -65,8 +67,8 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
 pub enum DeviceArg {
     /// The host.
     Cpu,
-    /// A GPU, by number.
-    Cuda(usize),
+    /// A GPU, by number; the first, if none is given.
+    Cuda(Option<usize>),
 }
 
 impl FromStr for DeviceArg {
@@ -76,8 +78,11 @@ impl FromStr for DeviceArg {
         let expected = || "expected cpu or cuda:N, N the number of a GPU".to_owned();
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
-            None if text == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", number)) => number.parse().map(Self::Cuda).map_err(|_| expected()),
+            None if text == "cuda" => Ok(Self::Cuda(None)),
+            Some(("cuda", number)) => {
+                let number = number.parse().map_err(|_| expected())?;
+                Ok(Self::Cuda(Some(number)))
+            }
             _ => Err(expected()),
         }
     }
@@ -87,7 +92,8 @@ impl fmt::Display for DeviceArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(number) => write!(f, "cuda:{number}"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(number)) => write!(f, "cuda:{number}"),
         }
     }
 }
@@ -99,7 +105,7 @@ impl DeviceArg {
         let Self::Cuda(number) = self else {
             return Ok(Device::Cpu);
         };
-        device::open_cuda(number).with_context(|| format!("--device {self}"))
+        device::open_cuda(number.unwrap_or(0)).with_context(|| format!("--device {self}"))
     }
 }
 
@@ -186,12 +192,15 @@ mod tests {
     #[test]
     fn devices_by_name() {
         assert_eq!("cpu".parse(), Ok(DeviceArg::Cpu));
-        assert_eq!("cuda".parse(), Ok(DeviceArg::Cuda(0)));
-        assert_eq!("cuda:3".parse(), Ok(DeviceArg::Cuda(3)));
+        assert_eq!("cuda".parse(), Ok(DeviceArg::Cuda(None)));
+        assert_eq!("cuda:3".parse(), Ok(DeviceArg::Cuda(Some(3))));
         for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0"] {
             assert!(name.parse::<DeviceArg>().is_err(), "{name:?}");
         }
-        assert_eq!(DeviceArg::Cuda(3).to_string(), "cuda:3");
+        for name in ["cpu", "cuda", "cuda:0", "cuda:3"] {
+            let device: DeviceArg = name.parse().unwrap();
+            assert_eq!(device.to_string(), name, "echoed as it was given");
+        }
     }
 
     #[test]

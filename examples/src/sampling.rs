@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use deepseek_model::sampler::SamplingConfig;
-use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::flags;
 
@@ -44,6 +44,9 @@ pub struct SamplingArgs {
     )]
     pub seed: u64,
 }
+
+/// Longest value quoted in an error, in characters.
+const MAX_QUOTED: usize = 60;
 
 /// What drawing is like where nobody says otherwise.
 const PLAIN: SamplingConfig = SamplingConfig {
@@ -100,13 +103,14 @@ impl Recommended {
             Err(error) => return Err(error).with_context(|| path.display().to_string()),
         };
         let parse = || {
-            let fields: serde_json::Map<String, serde_json::Value> =
-                serde_json::from_slice(&bytes)?;
+            let fields: Map<String, Value> = serde_json::from_slice(&bytes)?;
             let file = Self {
-                do_sample: field(&fields, "do_sample")?.unwrap_or(false),
-                temperature: field(&fields, "temperature")?,
-                top_k: field(&fields, "top_k")?.filter(|k| *k > 0),
-                top_p: field(&fields, "top_p")?,
+                do_sample: field(&fields, "do_sample", "true or false", Value::as_bool)?
+                    .unwrap_or(false),
+                temperature: field(&fields, "temperature", "a number", Value::as_f64)?,
+                top_k: field(&fields, "top_k", "a whole number, 0 or above", whole)?
+                    .filter(|k| *k > 0),
+                top_p: field(&fields, "top_p", "a number", Value::as_f64)?,
             };
             let config = SamplingConfig {
                 temperature: file.temperature.unwrap_or(PLAIN.temperature),
@@ -121,12 +125,26 @@ impl Recommended {
 }
 
 /// A field; none if it is absent or null.
-fn field<T: DeserializeOwned>(
-    fields: &serde_json::Map<String, serde_json::Value>,
-    name: &'static str,
+fn field<T>(
+    fields: &Map<String, Value>,
+    name: &str,
+    expected: &str,
+    parse: impl FnOnce(&Value) -> Option<T>,
 ) -> anyhow::Result<Option<T>> {
-    let value = fields.get(name).cloned().unwrap_or_default();
-    serde_json::from_value(value).context(name)
+    let Some(value) = fields.get(name).filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let parsed = parse(value).with_context(|| {
+        let text = value.to_string();
+        let got: String = text.chars().take(MAX_QUOTED).collect();
+        let more = if got.len() < text.len() { ".." } else { "" };
+        format!("{name}: expected {expected}, got {got}{more}")
+    });
+    parsed.map(Some)
+}
+
+fn whole(value: &Value) -> Option<usize> {
+    usize::try_from(value.as_u64()?).ok()
 }
 
 fn parse_temperature(text: &str) -> Result<f64, String> {
@@ -195,9 +213,10 @@ mod tests {
             let text = format!("{error:#}");
             text[text.find("generation_config").unwrap()..].to_owned()
         };
-        insta::assert_snapshot!(refuse(r#"{"top_k": -1}"#), @"generation_config.json: top_k: invalid value: integer `-1`, expected usize");
-        insta::assert_snapshot!(refuse(r#"{"do_sample": "yes"}"#), @r#"generation_config.json: do_sample: invalid type: string "yes", expected a boolean"#);
-        insta::assert_snapshot!(refuse(r#"{"temperature": []}"#), @"generation_config.json: temperature: invalid type: sequence, expected f64");
+        insta::assert_snapshot!(refuse(r#"{"top_k": -1}"#), @"generation_config.json: top_k: expected a whole number, 0 or above, got -1");
+        insta::assert_snapshot!(refuse(r#"{"do_sample": "yes"}"#), @r#"generation_config.json: do_sample: expected true or false, got "yes""#);
+        insta::assert_snapshot!(refuse(r#"{"temperature": []}"#), @"generation_config.json: temperature: expected a number, got []");
+        insta::assert_snapshot!(refuse(r#"{"top_k": 50.0}"#), @"generation_config.json: top_k: expected a whole number, 0 or above, got 50.0");
         let null = r#"{"do_sample": null, "top_k": null}"#;
         let greedy = resolve(&SamplingArgs::default(), Some(null)).unwrap();
         assert_eq!(greedy, SamplingConfig::GREEDY);
