@@ -98,6 +98,12 @@ impl Model {
     /// Loads a checkpoint directory: `config.json`, `tokenizer.json` (if a layer has an engram)
     /// and safetensors files. `progress` is called from several threads.
     ///
+    /// Safetensors files are memory-mapped: all of them until this returns, those with n-gram tables
+    /// for as long as the model lives. They must not be truncated or overwritten meanwhile. The system
+    /// ends a program that reads past the end of a mapped file (SIGBUS), which no check can prevent,
+    /// and bytes that are overwritten are read as they are then. To replace a file, rename another to
+    /// its name.
+    ///
     /// # Errors
     /// If the device or dtype is not supported, or a file is missing, damaged or does not fit; see
     /// the error types of the modules.
