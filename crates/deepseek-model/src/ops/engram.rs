@@ -69,3 +69,19 @@ fn gate(stream: &[f32], key: &[f32], weight: &[f32], eps: f32) -> f32 {
     let size = if dot.abs() < 1e-6 { 1e-6 } else { dot.abs() };
     sigmoid(size.sqrt().copysign(dot))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The least size of a product is no number to put in the place of one that is none.
+    #[test]
+    fn a_stream_or_key_that_overflows_has_no_gate() {
+        let (plain, large) = ([1.0; 64], [1.5e19; 64]);
+        for (stream, key) in [(&large, &plain), (&plain, &large)] {
+            assert!(gate(stream, key, &[1.0; 64], 1e-20).is_nan());
+        }
+        let least = gate(&[0.0; 64], &plain, &[1.0; 64], 1e-20);
+        assert!((least - sigmoid(1e-3)).abs() < 1e-6);
+    }
+}

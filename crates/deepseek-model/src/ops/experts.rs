@@ -172,7 +172,24 @@ fn swiglu_row(out: &mut [f32], hidden: &[f32], limit: f32, act: Act) {
     let limit = if limit > 0.0 { limit } else { f32::INFINITY };
     let (gate, up) = hidden.split_at(out.len());
     for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        let gate = gate.min(limit);
+        // Not `f32::min`, which would make a number of NaN.
+        let gate = if *gate > limit { limit } else { *gate };
         *out = act.store(gate * sigmoid(gate) * up.clamp(-limit, limit));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A clamp may bound a number, not stand for one that is missing.
+    #[test]
+    fn a_gate_that_is_no_number_gives_none() {
+        let mut out = [0.0; 3];
+        for limit in [0.0, 10.0] {
+            let hidden = [f32::NAN, 1.0, 1e30, 1.0, f32::NAN, 1.0];
+            swiglu_row(&mut out, &hidden, limit, Act::F32);
+            assert!(out[0].is_nan() && out[1].is_nan() && !out[2].is_nan());
+        }
     }
 }

@@ -49,3 +49,18 @@ pub(crate) fn inverse_rms(xs: &[f32], eps: f32) -> f32 {
         f32::NAN
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Zeros would be normalised values like any other.
+    #[test]
+    fn a_row_without_a_finite_sum_of_squares_has_no_inverse() {
+        for x in [1.5e19, 1e30, f32::INFINITY, f32::NAN] {
+            assert!(inverse_rms(&[x; 192], 1e-20).is_nan(), "{x}");
+        }
+        assert!(inverse_rms(&[1e18; 192], 1e-20) > 0.0);
+        assert!(inverse_rms(&[0.0; 192], 1e-20).is_finite());
+    }
+}
