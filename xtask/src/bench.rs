@@ -92,7 +92,7 @@ fn absolute(flags: &[OsString]) -> Result<Vec<OsString>> {
         } else {
             flag.clone()
         });
-        is_file = flag == "--json" || flag == "--svg";
+        is_file = ["--json", "--svg", "--peer"].iter().any(|of| flag == of);
     }
     Ok(words)
 }

@@ -215,15 +215,8 @@ run_benches() {
     # Of the time after which it is stopped, a bench may plan with nine tenths.
     budget=$((${SECONDS_PER_STAGE:-240} * 9 / 10))
     benches=0
-    for program in "$root"/programs/*.bench; do
-        [ -e "$program" ] || continue
-        name=$(basename "$program" .bench)
-        benches=$((benches + 1))
-        echo "=== bench: $name"
-        # Those that neither draw nor plan their time take no notice.
-        logged bench.txt "$root" "$program" --bench --json "$out/$name.json" \
-            --svg "$out/$name.svg" --budget "$budget" || fail "bench $name"
-    done
+    # What another run left must not be taken for this one's.
+    rm -f "$out"/*.peer_torch.json
     for script in "$root"/peers/*.py; do
         [ -e "$script" ] || continue
         name=$(basename "$script" .py)
@@ -235,6 +228,18 @@ run_benches() {
         else
             echo "PyTorch is not installed: not measured" | tee -a "$out/bench.txt"
         fi
+    done
+    for program in "$root"/programs/*.bench; do
+        [ -e "$program" ] || continue
+        name=$(basename "$program" .bench)
+        benches=$((benches + 1))
+        echo "=== bench: $name"
+        peer=$out/${name%%.*}.peer_torch.json
+        # Those that neither draw nor plan their time nor compare take no notice.
+        set --
+        [ ! -e "$peer" ] || set -- --peer "$peer"
+        logged bench.txt "$root" "$program" --bench --json "$out/$name.json" \
+            --svg "$out/$name.svg" --budget "$budget" "$@" || fail "bench $name"
     done
     if [ "$benches" -eq 0 ]; then
         fail "bench: no bench among the programs"

@@ -24,6 +24,7 @@ What matters most is measured first; what would end after the budget is skipped 
   --chunk ROWS       rows of a prompt that one step takes (default 8K)
   --json FILE        write all figures there, after each measurement
   --svg FILE         draw time to first token there
+  --peer FILE        print what peer_torch.py wrote there beside it
   --seed NUMBER      of weights and prompts (default 1)
   --tiny             a model of nine small layers, on the CPU where there is no CUDA device
 ";
@@ -41,6 +42,7 @@ pub(crate) struct Flags {
     chunk: Option<usize>,
     pub(crate) json: Option<PathBuf>,
     pub(crate) svg: Option<PathBuf>,
+    pub(crate) peer: Option<PathBuf>,
     pub(crate) seed: u64,
     pub(crate) tiny: bool,
     pub(crate) help: bool,
@@ -60,6 +62,7 @@ impl Flags {
             chunk: None,
             json: None,
             svg: None,
+            peer: None,
             seed: 1,
             tiny: false,
             help: false,
@@ -88,6 +91,7 @@ impl Flags {
             "--chunk" => self.chunk = Some(count(&value()?)?),
             "--json" => self.json = Some(value()?.into()),
             "--svg" => self.svg = Some(value()?.into()),
+            "--peer" => self.peer = Some(value()?.into()),
             "--seed" => self.seed = value()?.parse().context("expected a number")?,
             "--tiny" => self.tiny = true,
             "--help" | "-h" => self.help = true,

@@ -14,6 +14,7 @@ pub(crate) mod flags;
 pub(crate) mod geometry;
 pub(crate) mod model;
 pub(crate) mod pace;
+pub(crate) mod peer;
 pub(crate) mod plan;
 pub(crate) mod plot;
 pub(crate) mod prefill;
@@ -49,6 +50,7 @@ pub(crate) fn run(flags: &Flags, out: &mut dyn Write) -> Result<bool> {
         return Ok(true);
     }
     let mut pace = pace::Pace::new(flags.budget);
+    let peer = flags.peer.as_deref().map(peer::Peer::read).transpose()?;
     let device = flags.device()?;
     let geometry = flags.geometry();
     let config = geometry.config()?;
@@ -66,6 +68,9 @@ pub(crate) fn run(flags: &Flags, out: &mut dyn Write) -> Result<bool> {
         record.save(flags.json.as_deref())?;
     }
     report::print(&record, out)?;
+    if let Some(peer) = peer {
+        peer.print(&record, out)?;
+    }
     if let Some(file) = &flags.svg {
         std::fs::write(file, plot::svg(&record))?;
     }

@@ -75,6 +75,44 @@ fn without_a_budget_everything_is_skipped() {
     assert!(printed.contains("skipped: prompt of 1K, off, graphs on: about"));
 }
 
+/// What PyTorch took stands beside what was measured of the same, and the rest is left empty.
+#[test]
+fn a_peer_is_printed_beside() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("peer.json");
+    let peer = r#"{"device": "some", "torch": "2.0", "prompts": [{"rows": 64, "policy": "off",
+        "phases": {"head": {"eager": 1.25, "graph": null}}}],
+        "decode": [{"batch": 3, "context": 64, "step": {"eager": 5.5, "graph": 4.5}}]}"#;
+    std::fs::write(&file, peer).unwrap();
+    let mut flags = flags(&["--lengths", "64", "--policies", "off", "--contexts", "none"]);
+    flags.peer = Some(file.clone());
+    let mut printed = Vec::new();
+    assert!(flash::run(&flags, &mut printed).unwrap());
+    let printed = String::from_utf8(printed).unwrap();
+    let line = |start: &str| {
+        printed
+            .lines()
+            .find(|line| line.starts_with(start))
+            .unwrap()
+    };
+    let head = line("| 64, off: head |");
+    assert!(
+        head.ends_with("| 1.25 |  |") && !head.contains("|  |  |"),
+        "{head}"
+    );
+    assert_eq!(
+        line("| decode of 3 after 64 |"),
+        "| decode of 3 after 64 |  |  | 5.50 | 4.50 |"
+    );
+
+    std::fs::write(&file, "{}").unwrap();
+    let error = format!("{:#}", flash::run(&flags, &mut Vec::new()).unwrap_err());
+    assert!(
+        error.contains("is not what peer_torch.py writes"),
+        "{error}"
+    );
+}
+
 /// Plans are what runs.
 #[test]
 fn planned_rows_are_the_rows_that_run() {
