@@ -84,10 +84,12 @@ impl Program {
     }
 
     pub(super) fn capture_replay(&self, mut done: impl FnMut()) -> Result<CaptureReport> {
-        match &self.replay {
-            Some(replay) => Ok(replay.at_cut.capture_graphs(&replay.layers, |_| done())?),
-            None => Ok(CaptureReport::default()),
-        }
+        let Some(replay) = &self.replay else {
+            return Ok(CaptureReport::default());
+        };
+        // A capture is a run, and there may be sequences already: its rows write to no slot.
+        replay.layers.borrow_mut().kept.clear()?;
+        Ok(replay.at_cut.capture_graphs(&replay.layers, |_| done())?)
     }
 
     /// Writes the values of each engram table, of all rows of a step.
