@@ -4,11 +4,11 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use candle_core::DType;
 use deepseek_model::{
-    CacheOptions, Graphs, LogitRows, Model, ReplayPolicy, Runner, RunnerOptions, SequenceId,
-    SequenceOptions, StepMode, StepRequest,
+    CacheOptions, Graphs, Model, ReplayPolicy, Runner, RunnerOptions, SequenceId, StepMode,
 };
 
-use crate::common::{flat, greedy, load_on};
+use crate::common::load_on;
+use crate::drive::{decode, start};
 use crate::{free, gpu, small};
 
 fn runner(model: &Arc<Model>, sequences: usize, graphs: Graphs) -> Runner {
@@ -37,41 +37,11 @@ fn prompts(n: usize) -> Vec<Vec<u32>> {
 /// Adds the prompts, one chunk each; the first greedy id of each.
 fn prefill(runner: &mut Runner, prompts: &[Vec<u32>]) -> Vec<(SequenceId, u32)> {
     let add = |prompt: &Vec<u32>| {
-        let options = SequenceOptions {
-            prompt_len: prompt.len(),
-            keeps_rows: false,
-        };
-        let sequence = runner.add(options).unwrap();
-        let request = StepRequest {
-            sequence,
-            tokens: prompt,
-            logits: LogitRows::Last,
-        };
-        let (output, mode) = runner.forward(&[request]).unwrap();
+        let (sequence, mode) = start(runner, prompt);
         assert_eq!(mode, StepMode::Eager);
-        (sequence, greedy(&flat(&output.logits)))
+        sequence
     };
     prompts.iter().map(add).collect()
-}
-
-/// One decode step of all; their logits, and how it ran.
-fn decode(runner: &mut Runner, batch: &mut [(SequenceId, u32)]) -> (Vec<f32>, StepMode) {
-    let tokens: Vec<[u32; 1]> = batch.iter().map(|(_, id)| [*id]).collect();
-    let requests = batch.iter().zip(&tokens);
-    let requests: Vec<_> = requests
-        .map(|((sequence, _), tokens)| StepRequest {
-            sequence: *sequence,
-            tokens,
-            logits: LogitRows::Last,
-        })
-        .collect();
-    let (output, mode) = runner.forward(&requests).unwrap();
-    let logits = flat(&output.logits);
-    let width = logits.len() / batch.len();
-    for ((_, id), row) in batch.iter_mut().zip(logits.chunks(width)) {
-        *id = greedy(row);
-    }
-    (logits, mode)
 }
 
 /// Batches of every size up to 8, padded and not, over 40 steps: across pages, groups and the ring.

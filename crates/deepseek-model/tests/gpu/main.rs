@@ -13,6 +13,7 @@ mod intercepted;
 
 mod batches;
 mod breaks;
+mod drive;
 mod graphs;
 mod memory;
 mod reference;

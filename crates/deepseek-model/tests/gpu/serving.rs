@@ -11,11 +11,11 @@ use std::{
 
 use candle_core::{DType, Device, Tensor};
 use deepseek_model::{
-    CacheOptions, Graphs, LogitRows, Model, ReplayPolicy, Runner, RunnerOptions, SequenceId,
-    SequenceOptions, StepRequest,
+    CacheOptions, Graphs, Model, ReplayPolicy, Runner, RunnerOptions, SequenceId,
 };
 
-use crate::common::{flat, greedy, load_on};
+use crate::common::load_on;
+use crate::drive::{self, decode};
 use crate::{free, gpu, small};
 
 fn runner(model: &Arc<Model>, sequences: usize, graphs: Graphs) -> Runner {
@@ -44,37 +44,8 @@ fn prompt(n: usize) -> Vec<u32> {
     (0..n).map(|t| 3 + (t * 37 % 1900) as u32).collect()
 }
 
-/// Prefills a prompt in one step.
 fn start(runner: &mut Runner, prompt: &[u32]) -> (SequenceId, u32) {
-    let options = SequenceOptions {
-        prompt_len: prompt.len(),
-        keeps_rows: false,
-    };
-    let sequence = runner.add(options).unwrap();
-    let request = StepRequest {
-        sequence,
-        tokens: prompt,
-        logits: LogitRows::Last,
-    };
-    let (output, _) = runner.forward(&[request]).unwrap();
-    (sequence, greedy(&flat(&output.logits)))
-}
-
-/// One decode step of all.
-fn decode(runner: &mut Runner, batch: &mut [(SequenceId, u32)]) {
-    let tokens: Vec<[u32; 1]> = batch.iter().map(|(_, id)| [*id]).collect();
-    let requests = batch.iter().zip(&tokens);
-    let requests = requests.map(|((sequence, _), tokens)| StepRequest {
-        sequence: *sequence,
-        tokens,
-        logits: LogitRows::Last,
-    });
-    let requests: Vec<_> = requests.collect();
-    let (output, _) = runner.forward(&requests).unwrap();
-    let rows: Vec<Vec<f32>> = output.logits.to_vec2().unwrap();
-    for ((_, id), row) in batch.iter_mut().zip(rows) {
-        *id = greedy(&row);
-    }
+    drive::start(runner, prompt).0
 }
 
 /// 500 short requests one after the other: the same answer each time, and flat memory.
