@@ -23,8 +23,9 @@ pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, c
             _ => false,
         };
         if refusal.kind() == ErrorKind::UnknownArgument && stray {
-            let tip = "the values of one flag are separated by commas, a text with blanks stands in \
-                       quotes";
+            let tip = "every argument belongs to a flag: several numbers or policies of one are \
+                       separated by commas without blanks, and a text with blanks, such as that of \
+                       --prompt, stands in quotes";
             let tip = ContextValue::StyledStrs(vec![tip.into()]);
             refusal.insert(ContextKind::Suggested, tip);
         }

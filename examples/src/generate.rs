@@ -24,8 +24,11 @@ use crate::sampling::SamplingArgs;
 use crate::steps::phase_table;
 use crate::summary::Summary;
 
-/// Prompt rows of a step at most when every row's logits are wanted: with a vocabulary of 129,280
-/// these take half a megabyte a row. Every row runs, so shorter chunks drop nothing.
+/// Prompt rows of a step at most, unless `--chunk` says so.
+const CHUNK: NonZeroUsize = NonZeroUsize::new(8192).unwrap();
+
+/// The same when every row's logits are wanted: with a vocabulary of 129,280 these take half
+/// a megabyte a row.
 const LOGPROB_CHUNK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// Columns of the picture that `--explain` draws.
@@ -80,6 +83,9 @@ pub struct GenerateArgs {
     pub max_new_tokens: usize,
     /// Which prompt rows the later layers run on: off (all), step-tail (the last of each chunk),
     /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing but last bits).
+    ///
+    /// The last are those of a window of the model, of which there are 32 in the demo model: step-tail
+    /// drops nothing from chunks up to that, and no policy from prompts up to that.
     #[arg(
         long,
         value_name = "POLICY",
@@ -88,26 +94,24 @@ pub struct GenerateArgs {
         allow_hyphen_values = true
     )]
     pub replay: ReplayPolicy,
-    /// Prompt rows to compute at a time at most, over all prompts, 1 or above.
+    /// Prompt rows to compute at a time at most, over all prompts, 1 or above [default: 8192, or 512
+    /// with --logprobs].
     ///
-    /// With --logprobs it is lowered to 512, because the logits of every row are held at once. Which
-    /// rows run depends on how a prompt is cut under step-tail only. Sums in another order differ in
-    /// their last bits under every policy, and rounding of cached values can make more of that: see
-    /// --no-activation-rounding.
+    /// With --logprobs the logits of every row are held at once. Which rows run depends on how a prompt
+    /// is cut under step-tail only. Sums in another order differ in their last bits under every policy,
+    /// and rounding of cached values can make more of that: see --no-activation-rounding.
     ///
     /// On the CPU a step that would take more memory than there is is refused before it runs. That is
     /// an estimate: where memory runs out all the same, the system ends the program.
     #[arg(
         long,
         value_name = "N",
-        default_value = "8192",
         value_parser = flags::text(flags::counting::<NonZeroUsize>),
         allow_hyphen_values = true
     )]
-    pub chunk: NonZeroUsize,
+    pub chunk: Option<NonZeroUsize>,
     /// Also give the log-probability of each token of prompt and output under the model itself,
-    /// before temperature, top-k and top-p. Every prompt row then runs in every layer, and --chunk
-    /// is lowered to 512 if it is above.
+    /// before temperature, top-k and top-p. Every prompt row then runs in every layer.
     #[arg(long)]
     pub logprobs: bool,
     /// Print one JSON object per prompt instead of text; --help lists its fields.
@@ -191,11 +195,8 @@ impl GenerateArgs {
 
     /// Prompt rows of a step at most.
     fn step_rows(&self) -> NonZeroUsize {
-        if self.logprobs {
-            self.chunk.min(LOGPROB_CHUNK)
-        } else {
-            self.chunk
-        }
+        let usual = if self.logprobs { LOGPROB_CHUNK } else { CHUNK };
+        self.chunk.unwrap_or(usual)
     }
 
     fn policy_flag(&self) -> String {

@@ -1,6 +1,7 @@
 //! Flags that say which model runs and how.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -170,7 +171,8 @@ impl ModelArgs {
     }
 
     fn dir(&self) -> anyhow::Result<&Path> {
-        let at = io::absolute(&self.model).map_or_else(String::new, |at| format!(" at {at}"));
+        let (dir, at) = (self.model.display(), io::absolute(&self.model));
+        let at = at.map_or_else(String::new, |at| format!(" at {at}"));
         let got = if self.model.exists() {
             "got a file"
         } else {
@@ -178,9 +180,16 @@ impl ModelArgs {
         };
         ensure!(
             self.model.is_dir(),
-            "--model {}: expected a directory, {got}{at}",
-            self.model.display()
+            "--model {dir}: expected a directory, {got}{at}"
         );
+        for file in ["config.json", "tokenizer.json"] {
+            let missing = self.model.join(file).symlink_metadata();
+            let missing = missing.is_err_and(|error| error.kind() == ErrorKind::NotFound);
+            ensure!(
+                !missing,
+                "--model {dir}: expected a checkpoint, there is no {file}{at}"
+            );
+        }
         Ok(&self.model)
     }
 }
@@ -243,5 +252,10 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();
         insta::assert_snapshot!(refuse(file.path()).replace(&path, "FILE"), @"--model FILE: expected a directory, got a file");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().display().to_string();
+        insta::assert_snapshot!(refuse(dir.path()).replace(&path, "DIR"), @"--model DIR: expected a checkpoint, there is no config.json");
+        std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+        insta::assert_snapshot!(refuse(dir.path()).replace(&path, "DIR"), @"--model DIR: expected a checkpoint, there is no tokenizer.json");
     }
 }

@@ -1,5 +1,6 @@
 //! The program `perplexity`: what each replay policy costs in accuracy.
 
+use std::fmt::Display;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -48,7 +49,8 @@ pub struct PerplexityArgs {
     /// Which model runs, and how.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Texts that the model was not trained on; relative paths start at the current directory.
+    /// Texts that the model was not trained on, separated by blanks; relative paths start at the
+    /// current directory.
     #[arg(
         long,
         value_name = "FILE",
@@ -70,6 +72,7 @@ pub struct PerplexityArgs {
     #[arg(
         long,
         value_name = "POLICY",
+        alias = "replay",
         value_delimiter = ',',
         default_value = "off,prompt-tail,exact",
         value_parser = flags::text(flags::one_of_policies),
@@ -172,7 +175,8 @@ impl PerplexityArgs {
                  (max_position_embeddings)"
             );
         }
-        Ok(())
+        ensure_distinct("--contexts", &self.contexts)?;
+        ensure_distinct("--policies", &self.policies)
     }
 
     /// One score per policy on contexts of one length.
@@ -305,6 +309,17 @@ fn measure(
         measured.row_layers_without_replay += output.stats.row_layers_without_replay();
     }
     Ok(measured)
+}
+
+/// Refuses what would be measured twice.
+fn ensure_distinct<T: PartialEq + Display>(flag: &str, values: &[T]) -> anyhow::Result<()> {
+    for (index, value) in values.iter().enumerate() {
+        ensure!(
+            !values[..index].contains(value),
+            "{flag}: expected each once, got {value} again"
+        );
+    }
+    Ok(())
 }
 
 /// The mean, and its standard error if there are two values or more.

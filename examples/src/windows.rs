@@ -65,9 +65,15 @@ impl Texts {
             let tokens = text.len();
             ensure!(
                 tokens > taken,
-                "--contexts {len}: expected more than {}, --text {} has {tokens}",
-                count(taken, "token"),
-                file.display()
+                "--contexts {len}: expected at most {}, --text {} has {}{}",
+                tokens - 1 + len - taken,
+                file.display(),
+                count(tokens, "token"),
+                if taken < len {
+                    " without the beginning-of-text token"
+                } else {
+                    ""
+                }
             );
             let starts = tokens - taken;
             ensure!(
@@ -135,7 +141,7 @@ mod tests {
         let texts = texts(None);
         assert!(texts.windows(9, 1, 1).is_ok());
         let error = texts.windows(10, 1, 4).unwrap_err();
-        insta::assert_snapshot!(error, @"--contexts 10: expected more than 10 tokens, --text a.txt has 10");
+        insta::assert_snapshot!(error, @"--contexts 10: expected at most 9, --text a.txt has 10 tokens");
     }
 
     #[test]

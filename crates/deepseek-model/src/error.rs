@@ -6,6 +6,9 @@ use crate::{
 };
 
 /// What can go wrong in this crate.
+///
+/// A message leaves out what its [source](std::error::Error::source) says: print the whole chain, as
+/// `{:#}` of anyhow does.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -215,8 +215,8 @@ impl Model {
     /// experts to another. Whoever needs results that do not hang on chunks and neighbours switches it
     /// off and computes in f32; what is left then is a matter of summation order.
     ///
-    /// Two prompts, prefilled together in chunks of 32 rows each; of the last chunk of a prompt the
-    /// last row is read:
+    /// Two prompts, prefilled together in chunks of at most 32 rows each, then decoded: a row a step.
+    /// The last row of a prompt and each decode row are read.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -247,29 +247,29 @@ impl Model {
     ///     sequences.push(cache.add(options)?);
     /// }
     ///
-    /// let mut next = [None; 2];
-    /// while next.contains(&None) {
-    ///     let (mut requests, mut whose) = (Vec::new(), Vec::new());
-    ///     for (i, (&sequence, prompt)) in sequences.iter().zip(&prompts).enumerate() {
-    ///         let rest = &prompt[cache.len(sequence)?..];
-    ///         if rest.is_empty() {
-    ///             continue; // from here on a decode row: `tokens: &[next]`
-    ///         }
+    /// // Prompt and output of each sequence; the cache knows how much of it was computed.
+    /// let mut texts = prompts.clone();
+    /// let mut sampler = Sampler::new(SamplingConfig::GREEDY)?;
+    /// while texts[0].len() < prompts[0].len() + 5 {
+    ///     let mut requests = Vec::new();
+    ///     for (&sequence, text) in sequences.iter().zip(&texts) {
+    ///         let rest = &text[cache.len(sequence)?..];
     ///         let tokens = &rest[..rest.len().min(32)];
     ///         let is_last = tokens.len() == rest.len();
     ///         let logits = if is_last { LogitRows::Last } else { LogitRows::None };
     ///         requests.push(StepRequest { sequence, tokens, logits });
-    ///         whose.push(i);
     ///     }
     ///     let output = model.forward(&requests, &mut cache)?;
     ///     let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
-    ///     for (i, range) in whose.into_iter().zip(output.ranges) {
+    ///     for (text, range) in texts.iter_mut().zip(output.ranges) {
     ///         if let Some(row) = logits[range].last() {
-    ///             next[i] = Some(Sampler::new(SamplingConfig::GREEDY)?.sample(row)?);
+    ///             text.push(sampler.sample(row)?);
     ///         }
     ///     }
     /// }
-    /// assert_eq!(cache.len(sequences[0])?, prompts[0].len());
+    /// for (text, prompt) in texts.iter().zip(&prompts) {
+    ///     println!("{}", tokenizer.decode(&text[prompt.len()..])?);
+    /// }
     /// # Ok::<(), deepseek_model::Error>(())
     /// ```
     ///

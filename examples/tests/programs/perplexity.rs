@@ -152,6 +152,8 @@ fn a_length_that_fails_leaves_no_part_of_the_table() {
 fn perplexity_refuses_what_it_cannot_measure() {
     insta::assert_snapshot!(perplexity(&["--contexts", "5000"]).refused(), @"--contexts 5000: expected 8 (--last-rows) to 4096 tokens (max_position_embeddings)");
     insta::assert_snapshot!(perplexity(&["--contexts", "64,4"]).refused(), @"--contexts 4: expected 8 (--last-rows) to 4096 tokens (max_position_embeddings)");
+    insta::assert_snapshot!(perplexity(&["--contexts", "64,32,64"]).refused(), @"--contexts: expected each once, got 64 again");
+    insta::assert_snapshot!(perplexity(&["--replay", "off,exact,off"]).refused(), @"--policies: expected each once, got off again");
     insta::assert_snapshot!(perplexity(&["--text", "no/such"]).refused(), @"--text no/such: cannot read HERE/no/such: No such file or directory (os error 2)");
 }
 

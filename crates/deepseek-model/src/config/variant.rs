@@ -47,11 +47,12 @@ pub(super) fn check(
     }
 }
 
-/// The attention factors that the `YaRN` of other models has: 0 and 1 stand for none.
+/// The attention factors that the `YaRN` of other models has. `mscale` and `mscale_all_dim` weigh the
+/// logarithm of the factor, so that 0 stands for none.
 pub(super) fn check_yarn(f: &mut Fields<'_>) {
     for key in ["mscale", "mscale_all_dim"] {
-        f.optional(key, "0 or 1 (nothing else is supported)", 1.0, |v| {
-            v.as_f64().filter(|x| [0.0, 1.0].contains(x))
+        f.optional(key, "0 (nothing else is supported)", 0.0, |v| {
+            v.as_f64().filter(|&x| x == 0.0)
         });
     }
     f.optional(

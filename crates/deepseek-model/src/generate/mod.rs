@@ -131,7 +131,8 @@ impl Generator {
     /// # Errors
     /// [`Error::Prompt`] if a prompt is empty, exceeds the model's positions or has an id that the
     /// model does not know; or there is no prompt, the sampling configuration is refused, or the
-    /// model cannot replay and the policy is not `Off`.
+    /// model cannot replay and the policy is not `Off`. [`CacheError::TooLarge`] or
+    /// [`CacheError::NoMemory`] if there is no memory for all prompts with `max_new_tokens` more each.
     pub fn new(
         model: impl Into<Arc<Model>>,
         prompts: Vec<Vec<u32>>,

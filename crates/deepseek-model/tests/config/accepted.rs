@@ -174,7 +174,7 @@ fn keys_of_the_one_supported_variant() {
         text["attention_bias"] = false.into();
         text["quantization_config"] = json!({ "fmt": "e4m3" });
         text["rope_scaling"]["rope_type"] = "yarn".into();
-        text["rope_scaling"]["mscale"] = json!(1.0);
+        text["rope_scaling"]["mscale"] = json!(0.0);
         text["rope_scaling"]["mscale_all_dim"] = 0.into();
     });
     assert_eq!(named.unwrap(), parse(&release()).unwrap());

@@ -74,7 +74,7 @@ fn every_rule_is_checked() {
             "rope_scaling",
             json!({
                 "rope_type": "yarn", "type": "linear", "factor": 2, "beta_fast": 32, "beta_slow": 1,
-                "original_max_position_embeddings": 64, "mscale": 0.7, "mscale_all_dim": 2,
+                "original_max_position_embeddings": 64, "mscale": 0.7, "mscale_all_dim": 1,
                 "attention_factor": 1.2,
             }),
         ),
