@@ -13,6 +13,8 @@ mod kernels {
         let out_dir = PathBuf::from(std::env::var("OUT_DIR")?);
         cudaforge::KernelBuilder::new()
             .source_dir("kernels")
+            // A header that changes is no reason for the builder to compile anew by itself.
+            .watch(["kernels"])
             .arg("-std=c++17")
             .arg("-O3")
             .arg("-lineinfo")

@@ -37,6 +37,13 @@ template <typename T> __device__ __forceinline__ T *at(uint64_t address) {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
+// silu(gate) up; the gate has an upper clamp only. Not fminf, which would make a number of NaN.
+__device__ __forceinline__ float gated(float gate, float up, float limit) {
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+    return gate * sigmoid(gate) * up;
+}
+
 // Sum over a warp, in every lane.
 __device__ __forceinline__ float warp_sum(float x) {
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);

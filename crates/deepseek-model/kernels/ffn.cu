@@ -6,7 +6,7 @@ struct SwigluArgs {
     uint64_t out;    // T [rows, m]
     uint32_t rows;
     uint32_t m;
-    float limit; // INFINITY: none. The gate has an upper clamp only
+    float limit; // INFINITY: none
     uint32_t pad;
 };
 
@@ -14,8 +14,6 @@ template <typename T> __device__ void swiglu(const SwigluArgs &args) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)args.rows * args.m) return;
     const T *gates = at<const T>(args.hidden) + i / args.m * 2 * args.m + i % args.m;
-    const float gate = fminf(load(gates), args.limit);
-    const float up = fminf(fmaxf(load(gates + args.m), -args.limit), args.limit);
-    store(at<T>(args.out) + i, gate * sigmoid(gate) * up);
+    store(at<T>(args.out) + i, gated(load(gates), load(gates + args.m), args.limit));
 }
 FOR_ACTIVATIONS(swiglu, SwigluArgs, 256)

@@ -17,6 +17,7 @@ const UNSAFE: &[&str] = &[
     "crates/deepseek-model/src/ops/cuda/compress.rs",
     "crates/deepseek-model/src/ops/cuda/engram.rs",
     "crates/deepseek-model/src/ops/cuda/experts.rs",
+    "crates/deepseek-model/src/ops/cuda/experts/hopper.rs",
     "crates/deepseek-model/src/ops/cuda/ffn.rs",
     "crates/deepseek-model/src/ops/cuda/index.rs",
     "crates/deepseek-model/src/ops/cuda/launch.rs",

@@ -7,6 +7,8 @@
 //! row would depend on the rest of its batch.
 #![allow(unsafe_code)]
 
+mod hopper;
+
 use candle_core::{DType, Result, Tensor};
 use replay_cuda::kernel::Kernel;
 
@@ -43,15 +45,25 @@ pub(in crate::ops) fn routed_experts(
     if rows == 0 {
         return output(&[0, h], dtype, x.device());
     }
-    let tiling = Tiling::of(dtype, rows * k, count)?;
-    let sorted = sort_by_expert(ids, count, tiling)?;
-    let hidden = sorted.multiply(x, Rows::OfChoices { k }, &experts.w13)?;
-    let product = super::swiglu(&hidden, experts.limit)?;
-    let results = sorted.multiply(&product, Rows::Sorted, &experts.w2)?;
+    let few = rows * k <= FEW * count;
+    let (sorted, results) = if !few && hopper::fits(experts, x) {
+        let sorted = sort_by_expert(ids, count, hopper::ROWS)?;
+        let results = hopper::results(experts, x, k, &sorted)?;
+        (sorted, results)
+    } else {
+        let tiling = Tiling::of(dtype, few)?;
+        let sorted = sort_by_expert(ids, count, tiling.rows)?;
+        let results = tiling.results(experts, x, k, &sorted)?;
+        (sorted, results)
+    };
     combine(&results, &sorted.place, weights, shared)
 }
 
-/// The tiles of a grouped product: those of the kernel of that name.
+/// Choices of an expert, on average, up to which most rows of taller tiles would be pad rows.
+const FEW: usize = 16;
+
+/// The tiles of a grouped product: those of the kernel of that name. Results are the same in all, and in
+/// those of [`hopper`], so the choice is one of speed.
 #[derive(Clone, Copy)]
 struct Tiling {
     kernel: Kernel,
@@ -61,10 +73,7 @@ struct Tiling {
 }
 
 impl Tiling {
-    /// Low tiles where most would be pad rows. Results are the same in both, so the choice is one of
-    /// speed.
-    fn of(dtype: DType, choices: usize, experts: usize) -> Result<Self> {
-        let low = choices <= 16 * experts;
+    fn of(dtype: DType, low: bool) -> Result<Self> {
         let kernel = if low { GEMM_16 } else { GEMM_64 }.of(dtype)?;
         let (threads, columns) = match (dtype, low) {
             (DType::BF16, true) => (128, 64),
@@ -79,9 +88,11 @@ impl Tiling {
         })
     }
 
-    /// The most tiles that choices can make: every expert's last may have one row only.
-    fn slots(self, choices: usize, experts: usize) -> usize {
-        (choices + (self.rows - 1) * experts.min(choices)) / self.rows
+    /// Each choice's result, by place.
+    fn results(self, experts: &Experts, x: &Tensor, k: usize, sorted: &Sorted) -> Result<Tensor> {
+        let hidden = self.multiply(sorted, x, Rows::OfChoices { k }, &experts.w13)?;
+        let product = super::swiglu(&hidden, experts.limit)?;
+        self.multiply(sorted, &product, Rows::Sorted, &experts.w2)
     }
 }
 
@@ -93,7 +104,6 @@ struct Sorted {
     place: Tensor,
     /// u32 `[slots, 3]`: expert, first place, places.
     tiles: Tensor,
-    tiling: Tiling,
 }
 
 /// The row of the left factor at each place.
@@ -105,6 +115,24 @@ enum Rows {
     Sorted,
 }
 
+impl Rows {
+    /// How many there are, and how many places each serves.
+    fn shape(self, choices: usize) -> (usize, usize) {
+        match self {
+            Self::OfChoices { k } => (choices / k, k),
+            Self::Sorted => (choices, 1),
+        }
+    }
+
+    /// The list of a kernel, which is the address `order` or none.
+    fn list(self, order: u64) -> u64 {
+        match self {
+            Self::OfChoices { .. } => order,
+            Self::Sorted => 0,
+        }
+    }
+}
+
 kernel_args! {
     struct SortArgs {
         ids: u64, order: u64, place: u64, tiles: u64,
@@ -112,14 +140,15 @@ kernel_args! {
     }
 }
 
-fn sort_by_expert(ids: &Tensor, experts: usize, tiling: Tiling) -> Result<Sorted> {
+/// Sorts for tiles of up to `tile_rows` places.
+fn sort_by_expert(ids: &Tensor, experts: usize, tile_rows: usize) -> Result<Sorted> {
     let (choices, device) = (ids.elem_count(), ids.device());
-    let slots = tiling.slots(choices, experts);
+    // The most tiles that there can be: every expert's last may have one place only.
+    let slots = (choices + (tile_rows - 1) * experts.min(choices)) / tile_rows;
     let sorted = Sorted {
         order: output(&[choices], DType::U32, device)?,
         place: output(ids.dims(), DType::U32, device)?,
         tiles: output(&[slots, 3], DType::U32, device)?,
-        tiling,
     };
     let written = [
         ("order", &sorted.order),
@@ -129,7 +158,7 @@ fn sort_by_expert(ids: &Tensor, experts: usize, tiling: Tiling) -> Result<Sorted
     let tensors = tensors("sort-by-expert", &[("ids", ids)], &written)?;
     let grid = grid(experts, BLOCK, experts * size_of::<u32>())?;
     let (choices, experts) = (count(choices)?, count(experts)?);
-    let (tile_rows, slots) = (count(tiling.rows)?, count(slots)?);
+    let (tile_rows, slots) = (count(tile_rows)?, count(slots)?);
     // SAFETY: one block of 256 threads per expert, with a shared counter for each; `order` and
     // `place` have as many entries as `ids`, and `tiles` as many as there can be. Ids are compared
     // with the number of experts.
@@ -155,28 +184,25 @@ kernel_args! {
     }
 }
 
-impl Sorted {
+impl Tiling {
     /// `[choices, width]`: at each place, a row of `x` times the matrix of its expert, of `weights`
     /// `[E, width, inner]`. Places that no valid choice has are not written.
-    fn multiply(&self, x: &Tensor, rows: Rows, weights: &Tensor) -> Result<Tensor> {
+    fn multiply(self, sorted: &Sorted, x: &Tensor, rows: Rows, weights: &Tensor) -> Result<Tensor> {
         let op = "grouped-gemm";
-        let (choices, tiling) = (self.order.elem_count(), self.tiling);
+        let choices = sorted.order.elem_count();
         let (_, width, inner) = weights.dims3()?;
-        let (x_rows, k) = match rows {
-            Rows::OfChoices { k } => (choices / k, k),
-            Rows::Sorted => (choices, 1),
-        };
+        let (x_rows, k) = rows.shape(choices);
         expect(op, "x", x, weights.dtype(), &[x_rows, inner])?;
         let out = output(&[choices, width], x.dtype(), x.device())?;
         let read = [
             ("x", x),
-            ("order", &self.order),
+            ("order", &sorted.order),
             ("weights", weights),
-            ("tiles", &self.tiles),
+            ("tiles", &sorted.tiles),
         ];
         let tensors = tensors(op, &read, &[("out", &out)])?;
-        let column_tiles = width.div_ceil(tiling.columns);
-        let grid = grid(self.tiles.dim(0)? * column_tiles, tiling.threads, 0)?;
+        let column_tiles = width.div_ceil(self.columns);
+        let grid = grid(sorted.tiles.dim(0)? * column_tiles, self.threads, 0)?;
         let (k, inner, width) = (count(k)?, count(inner)?, count(width)?);
         let column_tiles = count(column_tiles)?;
         // SAFETY: blocks of the kernel's number of threads, one for each slot and tile of columns.
@@ -184,12 +210,9 @@ impl Sorted {
         // the same count, their places are of `out`, and `order` has choices of rows of `x`. Rows and
         // columns beyond a tile or a matrix are compared.
         unsafe {
-            run(tiling.kernel, &tensors, grid, |a| GroupedGemmArgs {
+            run(self.kernel, &tensors, grid, |a| GroupedGemmArgs {
                 x: a[0],
-                order: match rows {
-                    Rows::OfChoices { .. } => a[1],
-                    Rows::Sorted => 0,
-                },
+                order: rows.list(a[1]),
                 weights: a[2],
                 tiles: a[3],
                 out: a[4],

@@ -23,11 +23,7 @@ pub(in crate::ops) fn swiglu(hidden: &Tensor, limit: f64) -> Result<Tensor> {
     let tensors = tensors(op, &[("hidden", hidden)], &[("out", &out)])?;
     let (kernel, grid) = (SWIGLU.of(hidden.dtype())?, threads(rows * m)?);
     let (rows, m) = (count(rows)?, count(m)?);
-    let limit = if limit > 0.0 {
-        limit as f32
-    } else {
-        f32::INFINITY
-    };
+    let limit = clamp(limit);
     // SAFETY: a thread for each of the rows x m results, which the kernel compares with.
     unsafe {
         run(kernel, &tensors, grid, |a| SwigluArgs {
@@ -40,4 +36,13 @@ pub(in crate::ops) fn swiglu(hidden: &Tensor, limit: f64) -> Result<Tensor> {
         })
     }?;
     Ok(out)
+}
+
+/// The limit as kernels take it: 0 switches the clamps off.
+pub(super) fn clamp(limit: f64) -> f32 {
+    if limit > 0.0 {
+        limit as f32
+    } else {
+        f32::INFINITY
+    }
 }

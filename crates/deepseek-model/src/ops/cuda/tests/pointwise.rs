@@ -1,6 +1,8 @@
 //! Norms, hyper-connections, `SwiGLU`, the engram gate, matrices.
 
-use super::{ACTS, Draw, assert_close, gpu, on, plain};
+use candle_core::{Device, Tensor};
+
+use super::{ACTS, Draw, assert_close, gpu, on, plain, values};
 use crate::ops::{
     Act, Linear, Mix, collapse_norm, engram_gate, expand, grouped_linear, mix, rms_norm, swiglu,
 };
@@ -105,6 +107,20 @@ fn gpu_swiglu_clamps_as_the_cpu() {
                 let expected = swiglu(&hidden, limit, act).unwrap();
                 assert_close("swiglu", &got, &expected, tolerance);
             }
+        }
+    }
+}
+
+/// A clamp may bound a number, not stand for one that is missing.
+#[test]
+fn gpu_swiglu_of_what_is_no_number_gives_none() {
+    let device = gpu();
+    for (act, _) in ACTS {
+        let hidden = [f32::NAN, 1.0, 1e30, 1.0, f32::NAN, 1.0];
+        let hidden = Tensor::new(&[hidden], &Device::Cpu).unwrap();
+        for limit in [0.0, 10.0] {
+            let got = values(&swiglu(&on(&device, act, &hidden), limit, act).unwrap());
+            assert!(got[0].is_nan() && got[1].is_nan() && !got[2].is_nan());
         }
     }
 }

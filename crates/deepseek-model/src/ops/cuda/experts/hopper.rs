@@ -1,0 +1,147 @@
+//! The grouped products on Hopper's own tensor instructions, where experts have many rows each.
+#![allow(unsafe_code)]
+
+use candle_core::{
+    DType, Device, Result, Tensor,
+    cuda_backend::{
+        WrapErr, cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    },
+};
+use replay_cuda::kernel::Kernel;
+
+use super::{Rows, Sorted};
+use crate::{
+    device::{KernelTarget, Version},
+    ops::{
+        Experts,
+        cuda::{
+            ffn::clamp,
+            launch::{count, expect, grid, kernel, kernel_args, output, ptx, run, tensors},
+        },
+    },
+};
+
+const GEMM: Kernel = kernel!("experts_hopper", EXPERTS_HOPPER, "hopper_gemm");
+const GEMM_SWIGLU: Kernel = kernel!("experts_hopper", EXPERTS_HOPPER, "hopper_gemm_swiglu");
+
+/// What the kernels are made for: places of a tile, rows of an expert's matrix in it, values of each
+/// that are multiplied at a time, and threads of a block.
+pub(super) const ROWS: usize = 128;
+const COLUMNS: usize = 256;
+const STEP: usize = 64;
+const THREADS: u32 = 384;
+
+/// Four stages with two barriers each, from the first multiple of 1024 on.
+const SHARED: usize = 4 * ((ROWS + COLUMNS) * STEP * 2 + 2 * 8) + 1024;
+
+/// Whether the build is for Hopper, and so has the kernels. Kernels for `sm_90a` run on nothing else, so
+/// the device need not be asked, neither for its capability nor for its shared memory.
+fn built() -> bool {
+    let arch = KernelTarget::of(ptx::EXPERTS_HOPPER).arch;
+    arch.is_some_and(|arch| arch.capability == Version::new(9, 0) && arch.suffix == Some('a'))
+}
+
+/// Whether the kernels can make the products: in bf16, of widths in whole steps and of aligned rows.
+pub(super) fn fits(experts: &Experts, x: &Tensor) -> bool {
+    let tensors = [x, &experts.w13, &experts.w2];
+    let whole = |t: &Tensor| t.dims().last().is_some_and(|n| n.is_multiple_of(STEP));
+    // Memory that a device hands out is aligned to far more than 16 bytes.
+    let aligned = |t: &Tensor| t.layout().start_offset().is_multiple_of(8);
+    let fit = |t: &Tensor| t.dtype() == DType::BF16 && whole(t) && aligned(t);
+    tensors.into_iter().all(fit) && built()
+}
+
+/// Each choice's result, by place, of choices that were sorted for tiles of [`ROWS`].
+pub(super) fn results(experts: &Experts, x: &Tensor, k: usize, sorted: &Sorted) -> Result<Tensor> {
+    let rows = Rows::OfChoices { k };
+    let product = multiply(sorted, x, rows, &experts.w13, Some(experts.limit))?;
+    multiply(sorted, &product, Rows::Sorted, &experts.w2, None)
+}
+
+kernel_args! {
+    struct GroupedGemmArgs {
+        x: u64, order: u64, weights: u64, tiles: u64, out: u64,
+        k: u32, inner: u32, width: u32, slots: u32, column_tiles: u32, limit: f32,
+    }
+}
+
+/// `[choices, width]`: at each place, a row of `x` times the matrix of its expert, of `weights`
+/// `[E, width, inner]`; or `[choices, width / 2]`, the swiglu of that with a limit. Places that no valid
+/// choice has are not written.
+fn multiply(
+    sorted: &Sorted,
+    x: &Tensor,
+    rows: Rows,
+    weights: &Tensor,
+    swiglu: Option<f64>,
+) -> Result<Tensor> {
+    let op = "grouped-gemm";
+    let (choices, slots) = (sorted.order.elem_count(), sorted.tiles.dim(0)?);
+    let (_, width, inner) = weights.dims3()?;
+    let (x_rows, k) = rows.shape(choices);
+    expect(op, "x", x, DType::BF16, &[x_rows, inner])?;
+    let (kernel, out_width, limit) = match swiglu {
+        Some(limit) => (GEMM_SWIGLU, width / 2, clamp(limit)),
+        None => (GEMM, width, f32::INFINITY),
+    };
+    let out = output(&[choices, out_width], DType::BF16, x.device())?;
+    let read = [
+        ("x", x),
+        ("order", &sorted.order),
+        ("weights", weights),
+        ("tiles", &sorted.tiles),
+    ];
+    let tensors = tensors(op, &read, &[("out", &out)])?;
+    let column_tiles = width.div_ceil(COLUMNS);
+    let tiles = slots * column_tiles;
+    // One block fills a multiprocessor, and computes one tile after the other.
+    let blocks = tiles.min(multiprocessors(x.device())?);
+    // A block counts on to the first tile that is none.
+    count(tiles + blocks)?;
+    let grid = grid(blocks, THREADS, SHARED)?;
+    let (k, inner, width) = (count(k)?, count(inner)?, count(width)?);
+    let (slots, column_tiles) = (count(slots)?, count(column_tiles)?);
+    // SAFETY: blocks of the kernel's number of threads with the shared memory it lays out; any number of
+    // them computes all tiles. Tiles are those of the sort: their experts are of `weights`, for whose
+    // number it was given the same count, their places are of `out`, and `order` has choices of rows of
+    // `x`. Rows and columns beyond a tile or a matrix are compared. Widths are multiples of 64 and
+    // addresses of 16, as `fits` has asked.
+    unsafe {
+        run(kernel, &tensors, grid, |a| GroupedGemmArgs {
+            x: a[0],
+            order: rows.list(a[1]),
+            weights: a[2],
+            tiles: a[3],
+            out: a[4],
+            k,
+            inner,
+            width,
+            slots,
+            column_tiles,
+            limit,
+        })
+    }?;
+    Ok(out)
+}
+
+fn multiprocessors(device: &Device) -> Result<usize> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let asked = stream
+        .context()
+        .attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    let n = asked.w()?;
+    usize::try_from(n).map_err(candle_core::Error::wrap)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpu_hopper_has_its_kernels() {
+        for name in ["hopper_gemm", "hopper_gemm_swiglu"] {
+            let entry = format!(".entry {name}(");
+            assert_eq!(ptx::EXPERTS_HOPPER.contains(&entry), built(), "{name}");
+        }
+    }
+}
