@@ -9,8 +9,8 @@ use replay_core::{GraphMode, Planner, ReplayLaunch, ReplayPlan, RowCount, RowSet
 use replay_cuda::{gather_rows, gather_rows_into, row_list, scatter_rows_into};
 
 use crate::{
-    Backend, CacheConfig, CaptureMode, CaptureReport, DeviceCapture, Error, FixedBuffers,
-    GraphCache, Progress, Result, Scope,
+    Backend, BreakableGraph, CacheConfig, CaptureMode, CaptureReport, DeviceCapture, Error,
+    FixedBuffers, GraphCache, MemoryTaken, Progress, Result, Scope,
 };
 
 /// The replay layers of a model, as the break runs them. `C` is what is lent to each launch.
@@ -129,8 +129,9 @@ impl<B: Backend> ReplayBreak<B> {
         }))
     }
 
-    /// A break whose layers run in graphs of the planner's capture sizes. Kept rows are gathered into
-    /// `inputs`, which hold the largest size.
+    /// A break whose layers run in graphs of the planner's capture sizes, once
+    /// [`capture_graphs`](Self::capture_graphs) has made them. Kept rows are gathered into `inputs`,
+    /// which hold the largest size.
     ///
     /// # Errors
     ///
@@ -164,12 +165,13 @@ impl<B: Backend> ReplayBreak<B> {
         })))
     }
 
-    /// Captures the graphs of the layers, the largest first. Those that are missing are otherwise
-    /// captured when a step first needs them.
+    /// Captures the graphs of the layers, the largest first. Call it before steps that matter: a
+    /// capture runs the layers, with whatever [`ReplayLayers::run_padded`] writes. No step captures by
+    /// itself; one whose graph is missing runs the layers eagerly.
     ///
     /// # Errors
     ///
-    /// As [`GraphCache::capture_all`].
+    /// As [`GraphCache::capture_all`]: graphs captured before it stay.
     pub fn capture_graphs<C, L: ReplayLayers<C>>(
         &self,
         layers: &Rc<RefCell<L>>,
@@ -189,6 +191,27 @@ impl<B: Backend> ReplayBreak<B> {
             layers.borrow_mut().run_padded(&inputs)
         };
         cache.capture_all(target, &kinds, &mut (), |d, _| run(d.rows), progress)
+    }
+
+    /// The graphs of the layers that there are: how many, and the memory that they took.
+    pub fn captured(&self) -> (usize, MemoryTaken) {
+        let graphs = self.0.graphs.as_ref().map(RefCell::borrow);
+        graphs.map_or_else(Default::default, |graphs| {
+            (graphs.cache.len(), graphs.cache.memory())
+        })
+    }
+
+    /// Drops the graphs of the layers, which run eagerly from then on.
+    ///
+    /// # Errors
+    ///
+    /// As [`GraphCache::clear`]; the graphs are dropped all the same.
+    pub fn clear_graphs(&self) -> Result<()> {
+        let Some(graphs) = &self.0.graphs else {
+            return Ok(());
+        };
+        let ReplayGraphs { cache, target, .. } = &mut *graphs.borrow_mut();
+        cache.clear(target)
     }
 
     /// Runs the layers in the forward that is captured as `scope`, on a graph of `padded_rows` rows.
@@ -249,19 +272,17 @@ impl<B: Backend> Shared<B> {
             let rows = step.n_batch_rows;
             return Err(Error::TooManyRows { rows, max_rows });
         }
-        let graphs = match (step.launch, &self.graphs) {
-            (ReplayLaunch::Graph { padded_rows }, Some(graphs)) => Some((graphs, padded_rows)),
+        let mut graphs = self.graphs.as_ref().map(RefCell::borrow_mut);
+        let graph = match (step.launch, &mut graphs) {
+            (ReplayLaunch::Graph { padded_rows }, Some(graphs)) => graphs.get(padded_rows),
             _ => None,
         };
-        let results = match (step.launch, graphs) {
+        let results = match (step.launch, graph) {
             (ReplayLaunch::Skip, _) => {
                 layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
                 None
             }
-            (_, Some((graphs, padded_rows))) => {
-                let graphs = &mut *graphs.borrow_mut();
-                Some(graphs.run(context, layers, inputs, &step.running, padded_rows)?)
-            }
+            (_, Some(graph)) => Some(graph.run(context, layers, inputs, &step.running)?),
             (ReplayLaunch::Eager | ReplayLaunch::Graph { .. }, None) => {
                 let kept = step.running.take(inputs)?;
                 layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
@@ -283,36 +304,42 @@ impl<B: Backend> Shared<B> {
 }
 
 impl<B: Backend> ReplayGraphs<B> {
-    /// Runs the layers on the given rows of the inputs, in the graph of `padded_rows` rows.
+    /// The graph of `padded_rows` rows, if it has been captured.
+    fn get(&mut self, padded_rows: RowCount) -> Option<ReplayGraph<'_, B>> {
+        Some(ReplayGraph {
+            graph: self.cache.get(padded_rows, CaptureMode::Full, ())?,
+            inputs: &self.inputs,
+            padded_rows,
+        })
+    }
+}
+
+/// One of these graphs, with the buffers that it reads.
+struct ReplayGraph<'a, B: Backend> {
+    graph: &'a mut BreakableGraph<Vec<Tensor>, (), B>,
+    inputs: &'a FixedBuffers,
+    padded_rows: RowCount,
+}
+
+impl<B: Backend> ReplayGraph<'_, B> {
+    /// Runs the layers on the given rows of the inputs.
     fn run<C, L: ReplayLayers<C>>(
-        &mut self,
+        self,
         context: &mut C,
         layers: &Rc<RefCell<L>>,
         inputs: &[Tensor],
         rows: &Kept,
-        padded_rows: RowCount,
     ) -> Result<Vec<Tensor>> {
-        let fixed = self.inputs.all_rows(padded_rows.as_usize())?;
+        let n = self.padded_rows.as_usize();
+        let fixed = self.inputs.all_rows(n)?;
         self.inputs.check(inputs)?;
         if let Some(first) = fixed.first() {
-            let list = row_list(&rows.list(), padded_rows.as_usize(), first.device())?;
+            let list = row_list(&rows.list(), n, first.device())?;
             gather_rows_into(&refs(inputs), &list, &refs(&fixed))?;
         }
         layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
-        layers.borrow_mut().prepare(context, padded_rows)?;
-        let key = (padded_rows, CaptureMode::Full, ());
-        let graph = self
-            .cache
-            .get_or_capture(&self.target, key, &mut (), |_, _| {
-                layers.borrow_mut().run_padded(&fixed)
-            })?;
-        match graph {
-            Some(graph) => Ok(graph.launch()?.clone()),
-            None => Err(Error::TooManyRows {
-                rows: padded_rows.as_usize(),
-                max_rows: self.cache.sizes().largest().as_usize(),
-            }),
-        }
+        layers.borrow_mut().prepare(context, self.padded_rows)?;
+        Ok(self.graph.launch()?.clone())
     }
 }
 

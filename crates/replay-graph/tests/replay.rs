@@ -20,6 +20,8 @@ type Graph = BreakableGraph<Vec<Tensor>, StepPlan, TapeCapture>;
 /// A model graph of `padded_rows` rows around the toy's replay layers, captured with a step.
 struct Model {
     graph: Graph,
+    replay: ReplayBreak<TapeCapture>,
+    tape: Tape,
     toy: std::rc::Rc<std::cell::RefCell<Toy>>,
     x: Tensor,
 }
@@ -50,7 +52,13 @@ impl Model {
         let graph = Graph::capture_with(&tape, options, &mut step, |scope| {
             replay.run(scope, RowCount::new(padded_rows), &toy, vec![x.clone()])
         })?;
-        let this = Self { graph, toy, x };
+        let this = Self {
+            graph,
+            replay,
+            tape,
+            toy,
+            x,
+        };
         this.check(&step);
         Ok(this)
     }
@@ -125,7 +133,8 @@ fn a_step_without_kept_rows_runs_nothing() {
     assert_eq!(model.calls(), "");
 }
 
-/// The replay batch runs in the smallest graph that holds it, and eagerly above the largest.
+/// The replay batch runs in the smallest graph that holds it, and eagerly above the largest, and where
+/// there is no graph: before the capture, and after they are dropped.
 #[test]
 fn replay_batches_run_in_graphs_of_their_own() {
     let policy = ReplayPolicy::PromptTail;
@@ -134,31 +143,61 @@ fn replay_batches_run_in_graphs_of_their_own() {
         Model::capture(policy, Some(sizes), CaptureMode::Piecewise, ROWS, &mixed()).unwrap();
     let planner = planner(policy, Some(sizes));
     let mode = graph_mode(CaptureMode::Piecewise, ROWS);
-    let mut seen = Vec::new();
-    for requests in [
-        &[Request::prefill(20, 0..20)][..],
-        &mixed(),
-        &[Request::prefill(20, 12..20)],
-        &[
-            Request::prefill(20, 12..20),
-            Request::prefill(20, 12..20),
-            Request::decode(3, 5),
-        ],
-    ] {
-        // A tape repeats no work, so outputs are right only where the layers run anew.
-        model.toy.borrow_mut().calls.clear();
-        model
-            .graph
-            .launch_with(&mut plan(&planner, mode, requests))
-            .unwrap();
-        seen.push(model.calls());
-    }
-    insta::assert_snapshot!(seen.join("\n"), @r"
-    prepare 8, run padded 8, run padded 8
-    prepare 16
-    prepare 8
-    run 17 rows
-    ");
+    let steps = |model: &mut Model| {
+        let mut seen = Vec::new();
+        for requests in [
+            &[Request::prefill(20, 0..20)][..],
+            &mixed(),
+            &[Request::prefill(20, 12..20)],
+            &[
+                Request::prefill(20, 12..20),
+                Request::prefill(20, 12..20),
+                Request::decode(3, 5),
+            ],
+        ] {
+            // A tape repeats no work, so outputs are right only where the layers run anew.
+            model.toy.borrow_mut().calls.clear();
+            let mut step = plan(&planner, mode, requests);
+            model.graph.launch_with(&mut step).unwrap();
+            seen.push(model.calls());
+        }
+        seen.join(", ")
+    };
+    let eagerly = "run 8 rows, run 15 rows, run 8 rows, run 17 rows";
+    assert_eq!(steps(&mut model), eagerly);
+    model.tape.segments_take(1000);
+    let report = model.replay.capture_graphs(&model.toy, |_| ()).unwrap();
+    assert_eq!((report.captured, report.memory.bytes()), (2, 2000));
+    assert_eq!(model.replay.captured(), (2, report.memory));
+    assert_eq!(
+        steps(&mut model),
+        "prepare 8, prepare 16, prepare 8, run 17 rows"
+    );
+    model.replay.clear_graphs().unwrap();
+    assert_eq!(model.replay.captured().0, 0);
+    assert_eq!(steps(&mut model), eagerly);
+}
+
+/// What was captured before a capture failed can be dropped, also where the driver then fails to give
+/// its memory back, and the layers run on.
+#[test]
+fn graphs_are_given_up_after_a_failed_capture() {
+    let policy = ReplayPolicy::PromptTail;
+    let sizes: &[u32] = &[8, 16];
+    let mut model =
+        Model::capture(policy, Some(sizes), CaptureMode::Piecewise, ROWS, &mixed()).unwrap();
+    let failed = model.replay.capture_graphs(&model.toy, |progress| {
+        assert_eq!(progress.done, 1, "the smaller one fails");
+        model.tape.fail_at("open full graph of 8 rows", 2);
+    });
+    assert!(failed.is_err());
+    assert_eq!(model.replay.captured().0, 1);
+    model.tape.fail_at("trim", 2);
+    model.replay.clear_graphs().unwrap_err();
+    assert_eq!(model.replay.captured(), Default::default());
+    let mode = graph_mode(CaptureMode::Piecewise, ROWS);
+    model.launch(plan(&planner(policy, Some(sizes)), mode, &mixed()));
+    assert_eq!(model.calls(), "run 15 rows");
 }
 
 /// Where layers run on different rows, the break gives the rows of the last.

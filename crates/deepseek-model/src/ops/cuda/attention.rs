@@ -5,7 +5,8 @@ use candle_core::{DType, Result, Tensor};
 use replay_cuda::kernel::Kernel;
 
 use super::launch::{
-    ByAct, by_act, count, expect, expect_fours, grid, kernel, kernel_args, output, run, tensors,
+    ByAct, by_act, count, expect, expect_fours, grid, has_shared, kernel, kernel_args, output, run,
+    tensors,
 };
 use crate::{
     ops::attention::{EntryKeys, KvStart, WindowKeys},
@@ -192,7 +193,8 @@ impl Operands<'_> {
             && [self.q, window.current, window.ring.data(), &entries.pool]
                 .iter()
                 .all(|t| t.layout().start_offset().is_multiple_of(8))
-            && 2 * n_heads >= TENSOR_HEADS;
+            && 2 * n_heads >= TENSOR_HEADS
+            && has_shared(self.q.device(), TENSOR_SHARED)?;
         let plain = |at_once: usize| (at_once + TILE) * n_dim * size_of::<f32>();
         let (kernel, at_once, shared_bytes) = match few {
             true => (

@@ -5,7 +5,8 @@ use candle_core::{DType, Device, Result, Tensor};
 use replay_cuda::kernel::Kernel;
 
 use super::launch::{
-    ByAct, by_act, count, expect, expect_fours, grid, kernel, kernel_args, output, run, tensors,
+    ByAct, by_act, count, expect, expect_fours, grid, has_shared, kernel, kernel_args, output, run,
+    tensors,
 };
 use crate::{
     memory::workspace::INDEX_SCORES,
@@ -287,7 +288,7 @@ impl Operands<'_> {
             ("fault", self.fault),
         ];
         let tensors = tensors(OP, &read, &written)?;
-        let on_tensor_cores = self.fits_tensor_cores(sizes);
+        let on_tensor_cores = self.fits_tensor_cores(sizes)?;
         let at_once = if on_tensor_cores { TENSOR_SLOTS } else { SLOTS };
         let tiles = sizes.slots.div_ceil(at_once);
         let args = self.args(sizes, &rows, tiles)?;
@@ -313,15 +314,16 @@ impl Operands<'_> {
     }
 
     /// Whether `index_scores_tensor` takes the rows. Few of them are too little work for it.
-    fn fits_tensor_cores(&self, sizes: &Sizes) -> bool {
+    fn fits_tensor_cores(&self, sizes: &Sizes) -> Result<bool> {
         let aligned = |tensor: &Tensor| tensor.layout().start_offset().is_multiple_of(8);
         let (queries, keys) = (self.queries.queries, self.keys.pool.data());
-        queries.dtype() == DType::BF16
+        Ok(queries.dtype() == DType::BF16
             && (sizes.heads, sizes.dim) == (TENSOR_HEADS, TENSOR_DIM)
             && sizes.kept == 0
             && sizes.rows >= 4 * TENSOR_ROWS
             && aligned(queries)
             && aligned(keys)
+            && has_shared(queries.device(), TENSOR_SHARED)?)
     }
 
     /// The argument of both kernels, from the addresses.

@@ -4,7 +4,7 @@
 use candle_core::{DType, Device, Error, Result, Tensor};
 use replay_cuda::{
     Arguments,
-    kernel::{Grid, Kernel, launch},
+    kernel::{Grid, Kernel, launch, shared_limit},
 };
 
 /// The PTX of each kernel file, made by the build script.
@@ -130,6 +130,12 @@ pub(super) fn grid(blocks: usize, threads: u32, shared_bytes: usize) -> Result<G
         threads,
         shared_bytes: shared_bytes as u32,
     })
+}
+
+/// Whether a block can have so much shared memory on this device. Kernels for tensor cores ask for
+/// more than GPUs other than those of data centres have.
+pub(super) fn has_shared(device: &Device, bytes: usize) -> Result<bool> {
+    Ok(bytes <= shared_limit(device).map_err(Error::wrap)?)
 }
 
 /// A count for a kernel.

@@ -1,7 +1,9 @@
 //! Loading kernels, and launching one.
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::sys::{CUfunction_attribute, CUstreamCaptureStatus};
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    CUdevice_attribute, CUfunction_attribute, CUstreamCaptureStatus,
+};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
 };
@@ -107,12 +109,24 @@ pub struct Grid {
     /// Threads of a block.
     pub threads: u32,
     /// Dynamic shared memory of a block, in bytes. More than the 48 KiB that every device grants is
-    /// asked for, and refused where the device has less.
+    /// asked for, and refused where the device has less: see [`shared_limit`].
     pub shared_bytes: u32,
 }
 
 /// Dynamic shared memory that a block gets without asking.
 const GRANTED_SHARED_BYTES: u32 = 48 * 1024;
+
+/// Bytes of shared memory that a block can have on a CUDA device, static and dynamic together, if its
+/// kernel asks for them.
+///
+/// # Errors
+/// If the device is not a CUDA device, or the driver fails.
+pub fn shared_limit(device: &Device) -> Result<usize> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let limit = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let bytes = stream.context().attribute(limit).w()?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
 
 /// Launches a kernel on the stream of the arguments' device, once for each of what `launches` makes
 /// of the device addresses of `arguments`. The call does not wait for the kernel.
