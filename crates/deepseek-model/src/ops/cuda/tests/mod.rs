@@ -122,3 +122,17 @@ pub(super) fn assert_close(what: &str, got: &Tensor, expected: &Tensor, toleranc
 /// The activation dtypes, each with a tolerance: bf16 keeps 8 bits, and sums in another order may
 /// round to a neighbour.
 pub(super) const ACTS: [(Act, f32); 2] = [(Act::F32, 2e-6), (Act::Bf16, 8e-3)];
+
+/// Kernels that ask for much shared memory run where a block can have it, and what no GPU has leads to
+/// the plain kernels instead of a failed launch.
+#[test]
+fn gpu_shared_memory_is_asked_about() {
+    let device = gpu();
+    let limit = replay_cuda::kernel::shared_limit(&device).unwrap();
+    println!("{limit} bytes of a block at most");
+    assert!((48 << 10..1 << 24).contains(&limit), "{limit}");
+    for (bytes, fits) in [(0, true), (limit, true), (limit + 1, false)] {
+        let has = super::launch::has_shared(&device, bytes).unwrap();
+        assert_eq!(has, fits, "{bytes} of {limit}");
+    }
+}
