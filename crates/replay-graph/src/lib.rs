@@ -71,6 +71,7 @@ mod device;
 mod eager;
 mod error;
 mod graph;
+mod kept;
 mod marks;
 mod options;
 mod recorder;

@@ -5,12 +5,12 @@ use std::fmt;
 use std::rc::Rc;
 
 use candle_core::Tensor;
-use replay_core::{GraphMode, Planner, ReplayLaunch, ReplayPlan, RowCount, RowSet, Rows, StepPlan};
-use replay_cuda::{gather_rows, gather_rows_into, row_list, scatter_rows_into};
+use replay_core::{GraphMode, Planner, ReplayLaunch, RowCount, StepPlan};
 
+use crate::kept::{Kept, Step};
 use crate::{
     Backend, BreakableGraph, CacheConfig, CaptureMode, CaptureReport, DeviceCapture, Error,
-    FixedBuffers, GraphCache, MemoryTaken, Progress, Result, Scope,
+    FixedBuffers, GraphCache, Progress, Result, Scope,
 };
 
 /// The replay layers of a model, as the break runs them. `C` is what is lent to each launch.
@@ -193,12 +193,10 @@ impl<B: Backend> ReplayBreak<B> {
         cache.capture_all(target, &kinds, &mut (), |d, _| run(d.rows), progress)
     }
 
-    /// The graphs of the layers that there are: how many, and the memory that they took.
-    pub fn captured(&self) -> (usize, MemoryTaken) {
+    /// The graphs of the layers that there are; see [`GraphCache::captured`].
+    pub fn captured(&self) -> CaptureReport {
         let graphs = self.0.graphs.as_ref().map(RefCell::borrow);
-        graphs.map_or_else(Default::default, |graphs| {
-            (graphs.cache.len(), graphs.cache.memory())
-        })
+        graphs.map_or_else(CaptureReport::default, |graphs| graphs.cache.captured())
     }
 
     /// Drops the graphs of the layers, which run eagerly from then on.
@@ -330,99 +328,13 @@ impl<B: Backend> ReplayGraph<'_, B> {
         inputs: &[Tensor],
         rows: &Kept,
     ) -> Result<Vec<Tensor>> {
-        let n = self.padded_rows.as_usize();
-        let fixed = self.inputs.all_rows(n)?;
+        let fixed = self.inputs.all_rows(self.padded_rows.as_usize())?;
         self.inputs.check(inputs)?;
-        if let Some(first) = fixed.first() {
-            let list = row_list(&rows.list(), n, first.device())?;
-            gather_rows_into(&refs(inputs), &list, &refs(&fixed))?;
-        }
+        rows.take_into(inputs, &fixed)?;
         layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
         layers.borrow_mut().prepare(context, self.padded_rows)?;
         Ok(self.graph.launch()?.clone())
     }
-}
-
-/// What a step's plan says to the break.
-struct Step {
-    launch: ReplayLaunch,
-    n_batch_rows: usize,
-    /// Rows that run in the cut.
-    running: Kept,
-    /// Rows that have an output.
-    output: Kept,
-}
-
-impl Step {
-    fn of(plan: &StepPlan) -> Result<Self> {
-        let ReplayPlan::BreakOut(batch) = plan.decision() else {
-            let plan = plan.decision();
-            return Err(Error::NotPlannedToBreak { plan });
-        };
-        Ok(Self {
-            launch: batch.launch,
-            n_batch_rows: plan.n_batch_rows().as_usize(),
-            running: Kept::of(&plan.layer(0).running),
-            output: Kept::of(&plan.output_rows()),
-        })
-    }
-}
-
-/// Rows of the batch.
-enum Kept {
-    /// The first so many: all of the batch, without what its graph pads it with.
-    First(usize),
-    Listed(Vec<u32>),
-}
-
-impl Kept {
-    fn of(set: &RowSet<'_>) -> Self {
-        match set.rows() {
-            Rows::Whole => Self::First(set.n_rows().as_usize()),
-            Rows::Listed(rows) => Self::Listed(rows.to_vec()),
-        }
-    }
-
-    fn list(&self) -> Vec<u32> {
-        match self {
-            Self::First(n) => (0..*n as u32).collect(),
-            Self::Listed(rows) => rows.clone(),
-        }
-    }
-
-    /// These rows of every tensor.
-    fn take(&self, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
-        match self {
-            Self::First(n) => Ok(tensors
-                .iter()
-                .map(|t| t.narrow(0, 0, *n))
-                .collect::<candle_core::Result<_>>()?),
-            Self::Listed(rows) => Ok(gather_rows(&refs(tensors), rows)?),
-        }
-    }
-
-    /// Puts rows of values where these rows are in the outputs, and zero elsewhere. Values beyond
-    /// these rows are padding.
-    fn put(&self, values: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        let Some(first) = values.first() else {
-            return Ok(());
-        };
-        let (list, got) = (self.list(), first.dims()[0]);
-        let expected = list.len();
-        if got < expected {
-            return Err(Error::TooFewOutputRows { expected, got });
-        }
-        let list = row_list(&list, got, first.device())?;
-        let values = values
-            .iter()
-            .map(Tensor::contiguous)
-            .collect::<candle_core::Result<Vec<_>>>()?;
-        Ok(scatter_rows_into(&refs(&values), &list, &refs(outputs))?)
-    }
-}
-
-fn refs(tensors: &[Tensor]) -> Vec<&Tensor> {
-    tensors.iter().collect()
 }
 
 impl<B: Backend> Clone for ReplayBreak<B> {

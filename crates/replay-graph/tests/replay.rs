@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Tensor};
 use common::{Tape, TapeCapture};
 use replay_core::{GraphMode, ReplayPlan, ReplayPolicy, Request, RowCount, StepPlan};
 use replay_graph::{
-    BreakableGraph, BufferSpec, CacheConfig, CaptureMode, CaptureOptions, Error, FixedBuffers,
-    ReplayBreak, Result,
+    BreakableGraph, BufferSpec, CacheConfig, CaptureMode, CaptureOptions, CaptureReport, Error,
+    FixedBuffers, ReplayBreak, Result,
 };
 use toy::{THRESHOLD, Toy, WIDTH, check_outputs, plan, planner, rows};
 
@@ -168,13 +168,14 @@ fn replay_batches_run_in_graphs_of_their_own() {
     model.tape.segments_take(1000);
     let report = model.replay.capture_graphs(&model.toy, |_| ()).unwrap();
     assert_eq!((report.captured, report.memory.bytes()), (2, 2000));
-    assert_eq!(model.replay.captured(), (2, report.memory));
+    let there = model.replay.captured();
+    assert_eq!((there.already, there.memory), (2, report.memory));
     assert_eq!(
         steps(&mut model),
         "prepare 8, prepare 16, prepare 8, run 17 rows"
     );
     model.replay.clear_graphs().unwrap();
-    assert_eq!(model.replay.captured().0, 0);
+    assert_eq!(model.replay.captured().already, 0);
     assert_eq!(steps(&mut model), eagerly);
 }
 
@@ -191,10 +192,10 @@ fn graphs_are_given_up_after_a_failed_capture() {
         model.tape.fail_at("open full graph of 8 rows", 2);
     });
     assert!(failed.is_err());
-    assert_eq!(model.replay.captured().0, 1);
+    assert_eq!(model.replay.captured().already, 1);
     model.tape.fail_at("trim", 2);
     model.replay.clear_graphs().unwrap_err();
-    assert_eq!(model.replay.captured(), Default::default());
+    assert_eq!(model.replay.captured(), CaptureReport::default());
     let mode = graph_mode(CaptureMode::Piecewise, ROWS);
     model.launch(plan(&planner(policy, Some(sizes)), mode, &mixed()));
     assert_eq!(model.calls(), "run 15 rows");

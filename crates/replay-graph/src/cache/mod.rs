@@ -207,6 +207,16 @@ impl<T, C, X: Variant, B: Backend> GraphCache<T, C, X, B> {
         self.graphs.is_empty()
     }
 
+    /// The graphs that there are, as [`already`](CaptureReport::already) there, with the memory that
+    /// they took.
+    pub fn captured(&self) -> CaptureReport {
+        CaptureReport {
+            captured: 0,
+            already: self.len(),
+            memory: self.taken,
+        }
+    }
+
     /// Memory that the graphs took, all together.
     pub const fn memory(&self) -> MemoryTaken {
         self.taken
