@@ -105,6 +105,7 @@ impl GraphArgs {
                 .map_or(ReplaySizes::Ladder, |sizes| sizes.0.clone()),
             trim_threshold: self.trim_threshold,
             max_captured_tokens: self.max_captured_tokens.map(NonZeroU32::get),
+            max_sequence_tokens: None,
             profile,
         }
     }

@@ -1,8 +1,10 @@
 //! One error type at the crate's boundary; each module has its own with the facts as fields.
 
+use replay_graph::CaptureMode;
+
 use crate::{
-    config::ConfigError, engram::EngramError, sampler::SamplerError, tokenizer::TokenizerError,
-    weights::WeightsError,
+    config::ConfigError, engram::EngramError, memory::Shortage, sampler::SamplerError,
+    tokenizer::TokenizerError, weights::WeightsError,
 };
 
 /// What can go wrong in this crate.
@@ -59,6 +61,37 @@ pub enum Error {
     /// A graph could not be captured or launched.
     #[error(transparent)]
     Graph(#[from] replay_graph::Error),
+    /// A graph of this mode could not be captured. Those that had been are dropped, and steps of that
+    /// mode run without.
+    #[error(
+        "graphs of {} cannot be captured",
+        match mode {
+            CaptureMode::Full => "decode steps",
+            CaptureMode::Piecewise => "mixed steps",
+        }
+    )]
+    Capture {
+        /// The mode.
+        mode: CaptureMode,
+        /// Why.
+        source: Box<Error>,
+    },
+    /// The host has no memory for the lists of steps in graphs: tokens, rows, and the pages of each
+    /// sequence.
+    #[error(
+        "graphs: {bytes} bytes of lists for steps of {requests} sequences of up to {tokens} tokens: \
+         {shortage}"
+    )]
+    GraphLists {
+        /// Bytes of the lists.
+        bytes: u64,
+        /// Sequences of a step at most.
+        requests: usize,
+        /// Tokens of a sequence at most.
+        tokens: usize,
+        /// What there is.
+        shortage: Shortage,
+    },
     /// Sizes that no graph of a step can be captured for.
     #[error("graphs of steps: {0}")]
     CaptureSizes(replay_core::CaptureSizesError),

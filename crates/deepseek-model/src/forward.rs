@@ -8,8 +8,8 @@ use replay_core::GraphMode;
 use crate::{
     KvCache, ModelError, Result, StepOutput, StepRequest,
     cache::{CacheStorage, PageLists, Sequence},
-    footprint,
     layers::{Observer, RowState, StepContext},
+    memory::footprint,
     model::{Model, held_dtype},
     ops::{Act, Choice, FaultWord, KvStart, collapse_norm},
     profile::{Mark, Profile},

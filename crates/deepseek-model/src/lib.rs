@@ -57,7 +57,6 @@ pub mod device;
 mod draw;
 pub mod engram;
 mod error;
-mod footprint;
 mod forward;
 mod generate;
 mod layers;
@@ -87,7 +86,7 @@ pub use ops::{Rounding, Site, round_groups};
 pub use profile::PhaseTimes;
 pub use replay_core::ReplayLaunch;
 pub use replay_core::ReplayPolicy;
-pub use replay_graph::CaptureReport;
+pub use replay_graph::{CaptureMode, CaptureReport};
 pub use runner::{Graphs, ReplaySizes, Runner, RunnerOptions, StepMode};
 pub use step::{LayerStats, LogitRows, StepError, StepOutput, StepRequest, StepStats};
 

@@ -140,7 +140,8 @@ fn graphs_count_where_some_are_captured() {
     assert_eq!(graphs(&off), 0);
 }
 
-/// A limit of exactly what is needed is enough, and a byte less is not, whatever is short.
+/// A limit of exactly what is needed is enough, and a byte less is not, whatever is short: the first
+/// part that is too large is to blame, and graphs where a run without them would fit.
 #[test]
 fn what_is_needed_is_enough_and_no_less() {
     let config = demo();
@@ -148,12 +149,86 @@ fn what_is_needed_is_enough_and_no_less() {
         let demand = Demand::of_generation(&config, place, &generate(512, 64), &[1000, 20]);
         let need = demand.estimate().unwrap();
         assert_eq!(demand.check(need.total()).unwrap(), need);
-        for limit in [need.total() - 1, need.weights, need.weights - 1, 0] {
+        let blamed = |limit| {
             let refused = demand.check(limit).unwrap_err();
-            let weights = matches!(refused, Error::Memory(MemoryError::Weights { .. }));
-            assert_eq!(weights, limit < need.weights, "{limit}: {refused}");
-        }
+            let Error::Memory(error) = refused else {
+                panic!("{refused}");
+            };
+            match error {
+                MemoryError::Weights { .. } => "weights",
+                MemoryError::Workspace { .. } => "workspace",
+                MemoryError::Graphs { .. } => "graphs",
+                MemoryError::Cache { .. } => "cache",
+                other => panic!("{other}"),
+            }
+        };
+        let without_graphs = need.total() - need.graphs;
+        let last = if place.gpu { "graphs" } else { "cache" };
+        assert_eq!(blamed(need.total() - 1), last);
+        assert_eq!(blamed(without_graphs - 1), "cache");
+        assert_eq!(blamed(need.weights + need.workspace), "cache");
+        let beside_weights = if place.gpu { "workspace" } else { "cache" };
+        assert_eq!(blamed(need.weights), beside_weights);
+        assert_eq!(blamed(need.weights - 1), "weights");
+        assert_eq!(blamed(0), "weights");
     }
+}
+
+/// Tokens that are said to fit do, without graphs.
+#[test]
+fn what_would_fit_fits() {
+    let config = demo();
+    let mut demand = Demand::of_generation(&config, GPU, &generate(512, 3000), &[1000, 20]);
+    let need = demand.estimate().unwrap();
+    let limit = need.weights + need.workspace + need.kv / 2;
+    let refused = demand.check(limit).unwrap_err();
+    let Error::Memory(MemoryError::Cache { tokens, fits, .. }) = refused else {
+        panic!("{refused}");
+    };
+    assert!(0 < fits && fits < tokens);
+    demand.cache.max_tokens = fits;
+    demand.runner.graphs = Graphs::Off;
+    assert!(demand.check(limit).unwrap().total() <= limit);
+}
+
+/// Sizes and thresholds that a runner would refuse are refused before there is one.
+#[test]
+fn graphs_that_make_no_sense_are_refused_before_loading() {
+    let config = demo();
+    let refused = |runner: RunnerOptions| {
+        let options = GenerateOptions {
+            runner,
+            ..generate(512, 2)
+        };
+        let texts = [CPU, GPU].map(|place| {
+            let demand = Demand::of_generation(&config, place, &options, &[100; 8]);
+            demand.check(u64::MAX).unwrap_err().to_string()
+        });
+        assert_eq!(texts[0], texts[1]);
+        texts[0].clone()
+    };
+    let default = RunnerOptions::default;
+    let texts = [
+        refused(RunnerOptions {
+            capture_sizes: vec![64],
+            max_captured_tokens: Some(32),
+            ..default()
+        }),
+        refused(RunnerOptions {
+            capture_sizes: vec![64],
+            replay_sizes: deepseek_model::ReplaySizes::Of(vec![65]),
+            ..default()
+        }),
+        refused(RunnerOptions {
+            trim_threshold: Some(32),
+            ..default()
+        }),
+    ];
+    insta::assert_snapshot!(texts.join("\n"), @r"
+    graphs of steps: graph size 64 exceeds the 32 rows that the buffers hold
+    graphs of the replay layers: graph size 65 exceeds the 64 rows that the buffers hold
+    the trim threshold must exceed the sliding window of 32 rows, got 32
+    ");
 }
 
 #[test]
@@ -163,18 +238,30 @@ fn what_does_not_fit_is_said_with_what_would() {
         limit: 4 << 30,
     };
     insta::assert_snapshot!(weights, @"the weights take 5 GiB, expected at most 4 GiB: 1 GiB are missing");
-    let cache = |graphs, workspace| MemoryError::Cache {
-        limit: 8 << 30,
-        need: MemoryUse {
-            weights: 5 << 30,
-            kv: 3 << 30,
-            graphs,
-            workspace,
-        },
+    let need = |graphs, workspace| MemoryUse {
+        weights: 5 << 30,
+        kv: 3 << 30,
+        graphs,
+        workspace,
+    };
+    let cache = |limit, graphs, workspace| MemoryError::Cache {
+        limit,
+        need: need(graphs, workspace),
         sequences: 2,
         tokens: 70_000,
         fits: 30_208,
     };
-    insta::assert_snapshot!(cache(0, 0), @"a KV cache of 70000 tokens in 2 sequences takes 3 GiB, expected at most the 3 GiB of 8 GiB that weights (5 GiB) leave: 30208 tokens would fit");
-    insta::assert_snapshot!(cache(256 << 20, 768 << 20), @"a KV cache of 70000 tokens in 2 sequences takes 3 GiB, expected at most the 2 GiB of 8 GiB that weights (5 GiB), graphs (256 MiB), workspace (768 MiB) leave: 30208 tokens would fit");
+    insta::assert_snapshot!(cache((8 << 30) - 1, 0, 0), @"a KV cache of 70000 tokens in 2 sequences takes 3 GiB, expected at most the 3 GiB that weights (5 GiB) leave of 8 GiB: 1 B too much; 30208 tokens would fit");
+    insta::assert_snapshot!(cache(7 << 30, 256 << 20, 768 << 20), @"a KV cache of 70000 tokens in 2 sequences takes 3 GiB, expected at most the 1.2 GiB that weights (5 GiB) and workspace (768 MiB) leave of 7 GiB: 1.8 GiB too much; 30208 tokens would fit, without graphs");
+    let graphs = MemoryError::Graphs {
+        limit: (9 << 30) - (128 << 20),
+        need: need(256 << 20, 768 << 20),
+    };
+    insta::assert_snapshot!(graphs, @"CUDA graphs take 256 MiB, expected at most the 128 MiB that weights (5 GiB), KV cache (3 GiB) and workspace (768 MiB) leave of 8.9 GiB: 128 MiB too much");
+    let workspace = MemoryError::Workspace {
+        limit: (5 << 30) + (512 << 20),
+        need: need(256 << 20, 768 << 20),
+        rows: 8194,
+    };
+    insta::assert_snapshot!(workspace, @"the tensors of a step of 8194 rows take 768 MiB, expected at most the 512 MiB that weights (5 GiB) leave of 5.5 GiB: 256 MiB too much");
 }

@@ -21,6 +21,7 @@ pub(crate) use owner::ModelId;
 pub(crate) use pages::{PageLists, PagePool};
 pub(crate) use sequence::{Sequence, Sequences};
 pub use sequence::{SequenceId, SequenceOptions};
+pub(crate) use size::Paging;
 pub(crate) use storage::{PagedRows, RowRing};
 
 use crate::{Config, Error, Result, ops::FaultWord, replay::ReplayPlanner};
@@ -169,17 +170,6 @@ impl KvCache {
     /// If the cache does not hold it.
     pub fn len(&self, id: SequenceId) -> Result<usize> {
         Ok(self.sequences.get(id)?.len)
-    }
-
-    /// Tokens that one sequence can have at most.
-    pub(crate) fn max_sequence_tokens(&self) -> usize {
-        let pages = self.pool.len() * self.pool.page_tokens();
-        pages.min(self.sequences.max_positions())
-    }
-
-    /// Sequences that it holds at once.
-    pub(crate) fn max_sequences(&self) -> usize {
-        self.sequences.max_sequences()
     }
 
     /// Whether the cache holds no sequence.

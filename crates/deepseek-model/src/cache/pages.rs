@@ -10,8 +10,6 @@ use super::CacheError;
 #[derive(Debug)]
 pub(crate) struct PagePool {
     free: Vec<u32>,
-    /// Pages there are, free or not.
-    len: usize,
     page_tokens: usize,
 }
 
@@ -20,14 +18,8 @@ impl PagePool {
         // Popped from the end: low numbers first, so that a lone sequence is contiguous.
         Self {
             free: (0..pages as u32).rev().collect(),
-            len: pages,
             page_tokens,
         }
-    }
-
-    /// Pages there are, free or not.
-    pub(crate) fn len(&self) -> usize {
-        self.len
     }
 
     /// Tokens of one page.

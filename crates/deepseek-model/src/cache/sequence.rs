@@ -82,10 +82,6 @@ impl Sequences {
     }
 
     /// Positions of the model.
-    pub(crate) fn max_sequences(&self) -> usize {
-        self.slots.len()
-    }
-
     pub(crate) fn max_positions(&self) -> usize {
         self.max_positions
     }

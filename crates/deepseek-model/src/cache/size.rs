@@ -103,6 +103,15 @@ impl Sizes {
     }
 }
 
+/// How a cache shares out its tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Paging {
+    /// Tokens of a page.
+    pub(crate) page_tokens: usize,
+    /// Tokens that one sequence can have, of the model's positions and all pages.
+    pub(crate) sequence_tokens: usize,
+}
+
 /// Number of pages and tokens of each.
 ///
 /// # Errors
@@ -137,6 +146,24 @@ pub(super) fn plan_pages(
 }
 
 impl CacheOptions {
+    /// How such a cache shares out its tokens.
+    ///
+    /// # Errors
+    /// If its pages cannot be counted.
+    pub(crate) fn paging(&self, config: &Config) -> Result<Paging, CacheError> {
+        let sized = || {
+            // Pages hold as many tokens in every dtype.
+            let sizes = Sizes::new(config, DType::F32)?;
+            let pages = sizes.pages(self.max_sequences, self.max_tokens)?;
+            let held = pages.saturating_mul(sizes.page_tokens);
+            Some(Paging {
+                page_tokens: sizes.page_tokens,
+                sequence_tokens: held.min(config.max_positions),
+            })
+        };
+        sized().ok_or_else(|| self.too_large(None, Shortage::UNKNOWN))
+    }
+
     pub(super) fn too_large(&self, bytes: Option<u64>, shortage: Shortage) -> CacheError {
         CacheError::TooLarge {
             bytes,
@@ -221,6 +248,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A sequence can have all pages, but no more tokens than the model has positions.
+    #[test]
+    fn a_sequence_can_have_every_page() {
+        let mut config = Config::load("tests/data/bf16-s1".as_ref()).unwrap();
+        let longest = |config: &Config, sequences, tokens| {
+            let paging = options(sequences, tokens).paging(config).unwrap();
+            assert_eq!(paging.page_tokens, 128);
+            paging.sequence_tokens
+        };
+        assert_eq!(longest(&config, 1, 100), 128);
+        assert_eq!(longest(&config, 3, 129), 512);
+        config.max_positions = 300;
+        assert_eq!(longest(&config, 3, 129), 300);
+        options(usize::MAX, usize::MAX).paging(&config).unwrap_err();
     }
 
     /// The model's own caches, in the dtype that its device holds.

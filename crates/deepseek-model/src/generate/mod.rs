@@ -11,8 +11,8 @@ use std::{
 use replay_core::ReplayPolicy;
 
 use crate::{
-    CacheError, CaptureReport, Error, LogitRows, Model, PhaseTimes, ReplaySizes, Result, Runner,
-    RunnerOptions, SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
+    CacheError, CaptureReport, Error, LogitRows, Model, PhaseTimes, Result, Runner, RunnerOptions,
+    SequenceId, SequenceOptions, StepMode, StepOutput, StepRequest, StepStats,
     sampler::{Sampler, SamplingConfig, log_softmax_at},
     tokenizer::check_ids,
 };
@@ -34,7 +34,8 @@ pub struct GenerateOptions {
     /// Whether to give log-probabilities of prompt and output; then every prompt row is kept.
     pub logprobs: bool,
     /// Which steps run in CUDA graphs, once [`Generator::capture`] was called; none on a CPU. Without
-    /// a number of rows for the largest graph, none is captured that no step of these prompts needs.
+    /// a number of rows for the largest graph, none is captured that no step of these prompts needs,
+    /// and without one of tokens, graphs hold sequences of as many as the longest can reach.
     pub runner: RunnerOptions,
 }
 
@@ -149,7 +150,8 @@ impl Generator {
         if prompts.is_empty() {
             return Err(Error::NoPrompts);
         }
-        let runner_options = options.runner_options(prompts.iter().map(Vec::len));
+        let lengths = prompts.iter().map(Vec::len);
+        let runner_options = options.runner_options(model.config(), lengths);
         let mut runner = Runner::new(model, cache, &runner_options)?;
         let mut runs = Vec::with_capacity(prompts.len());
         for (index, prompt) in prompts.into_iter().enumerate() {
@@ -188,6 +190,11 @@ impl Generator {
     /// As [`Runner::capture`].
     pub fn capture(&mut self, progress: impl FnMut(usize, usize)) -> Result<CaptureReport> {
         self.runner.capture(progress)
+    }
+
+    /// As [`Runner::captured`].
+    pub fn captured(&self) -> CaptureReport {
+        self.runner.captured()
     }
 
     /// Whether every prompt has ended.
@@ -362,29 +369,6 @@ impl Generator {
         summary.row_layers += stats.row_layers();
         summary.row_layers_without_replay += stats.row_layers_without_replay();
         self.last_stats = stats;
-    }
-}
-
-impl GenerateOptions {
-    /// The options of the runner, with no larger graph than steps of prompts of these lengths need.
-    pub(crate) fn runner_options(
-        &self,
-        prompts: impl ExactSizeIterator<Item = usize>,
-    ) -> RunnerOptions {
-        let mut runner = self.runner.clone();
-        if runner.max_captured_tokens.is_none() && runner.capture_sizes.is_empty() {
-            let most = self.chunk.get().saturating_add(prompts.len());
-            let prefill = prompts.fold(0, usize::saturating_add);
-            let most = u32::try_from(prefill.min(most)).unwrap_or(u32::MAX);
-            let most = most.min(RunnerOptions::MAX_CAPTURED_TOKENS);
-            // Sizes that were asked for have a graph to be launched in.
-            let kept = match &runner.replay_sizes {
-                ReplaySizes::Of(sizes) => sizes.iter().copied().max().unwrap_or(0),
-                ReplaySizes::Ladder | ReplaySizes::Eager => 0,
-            };
-            runner.max_captured_tokens = Some(most.max(kept));
-        }
-        runner
     }
 }
 

@@ -3,16 +3,16 @@
 use std::num::NonZeroU32;
 
 use candle_core::DType;
-use replay_core::{CaptureSizes, ReplayPolicy, Window};
-use replay_graph::CaptureMode;
 
 use super::{
     error::MemoryError,
+    graphs::GraphBytes,
     workspace::{LIBRARIES, StepSize, workspace_bytes},
 };
 use crate::{
-    CacheError, CacheOptions, Config, Error, GenerateOptions, KvBudget, ModelOptions, Result,
-    RunnerOptions, model::held_dtype, runner::Sizes, weights::held_bytes,
+    CacheError, CacheOptions, Config, Error, GenerateOptions, KvBudget, ModelOptions, ReplaySizes,
+    Result, RunnerOptions, model::held_dtype, replay::ReplayPlanner, runner::Sizes,
+    weights::held_bytes,
 };
 
 /// Memory of a device, part by part, in bytes.
@@ -22,7 +22,7 @@ pub struct MemoryUse {
     pub weights: u64,
     /// Of the KV cache.
     pub kv: u64,
-    /// Of captured graphs.
+    /// Of captured graphs, with the lists and buffers that they read.
     pub graphs: u64,
     /// Of a step's tensors.
     pub workspace: u64,
@@ -97,18 +97,23 @@ impl<'a> Demand<'a> {
                 },
                 tokens: generate.reach(config, longest),
             },
-            runner: generate.runner_options(prompts.iter().copied()),
+            runner: generate.runner_options(config, prompts.iter().copied()),
         }
     }
 
     /// What each part takes.
     ///
     /// # Errors
-    /// As [`CacheOptions::bytes`]; or the weights are more than can be addressed.
+    /// As [`CacheOptions::bytes`]; or the weights are more than can be addressed. What a
+    /// [`Runner`](crate::Runner) would refuse is refused here too, before anything is loaded: a policy
+    /// that the model cannot run, and, also on a CPU, sizes of graphs and a trim threshold that make no
+    /// sense.
     pub fn estimate(&self) -> Result<MemoryUse> {
         let dtype = self.place.dtype;
         let kv = self.cache.bytes(self.config, dtype)?;
         let weights = held_bytes(self.config, dtype)?.ok_or(MemoryError::Unaddressable)?;
+        ReplayPlanner::new(self.config, self.cache.policy, self.cache.sampled_rows)?;
+        let sizes = Sizes::new(&self.runner, self.config, &self.cache)?;
         if !self.place.gpu {
             return Ok(MemoryUse {
                 weights,
@@ -116,30 +121,47 @@ impl<'a> Demand<'a> {
                 ..MemoryUse::default()
             });
         }
+        let workspace = workspace_bytes(self.config, dtype, self.step).saturating_add(LIBRARIES);
+        let graphs = GraphBytes::new(self.config, dtype, &sizes);
+        // The run before a capture takes its tensors from where those of eager steps come and go.
+        let warm_up = graphs.run.saturating_sub(workspace);
+        let graphs = [graphs.run, graphs.kept, graphs.fixed, warm_up];
         Ok(MemoryUse {
             weights,
             kv,
-            graphs: self.graph_bytes(),
-            workspace: workspace_bytes(self.config, dtype, self.step).saturating_add(LIBRARIES),
+            graphs: graphs.into_iter().fold(0, u64::saturating_add),
+            workspace,
         })
     }
 
     /// Whether all of it fits into `limit` bytes. If so, what each part takes.
     ///
     /// # Errors
-    /// [`MemoryError`], with what would fit; or as [`Self::estimate`].
+    /// [`MemoryError`], with the part that is to blame: the first that alone, or beside those that it
+    /// cannot do without, is too large. Or as [`Self::estimate`].
     pub fn check(&self, limit: u64) -> Result<MemoryUse> {
         let need = self.estimate()?;
-        if need.weights > limit {
+        let over = |parts: &[u64]| parts.iter().fold(0, |a: u64, b| a.saturating_add(*b)) > limit;
+        if !over(&[need.total()]) {
+            return Ok(need);
+        }
+        if over(&[need.weights]) {
             return Err(MemoryError::Weights {
                 needed: need.weights,
                 limit,
             }
             .into());
         }
-        let others = MemoryUse { kv: 0, ..need }.total();
+        if over(&[need.weights, need.workspace]) {
+            let rows = self.step.rows;
+            return Err(MemoryError::Workspace { limit, need, rows }.into());
+        }
+        if !over(&[need.weights, need.workspace, need.kv]) {
+            return Err(MemoryError::Graphs { limit, need }.into());
+        }
+        // Graphs can be done without, so what would fit is said of a run that has none.
         let budget = KvBudget {
-            bytes: limit.saturating_sub(others),
+            bytes: limit - need.weights - need.workspace,
             max_sequences: self.cache.max_sequences,
             min_tokens: self.cache.max_tokens,
             policy: self.cache.policy,
@@ -163,77 +185,6 @@ impl<'a> Demand<'a> {
             Err(other) => Err(other),
         }
     }
-
-    /// Memory of all graphs. They share the memory of what comes and goes in a launch, which is as much
-    /// as the largest takes; what a graph keeps between launches is its own, in the pieces in which a
-    /// driver gives it out.
-    fn graph_bytes(&self) -> u64 {
-        const PIECE: u64 = 32 << 20;
-        /// What a driver keeps of a graph beside its memory: 2 MiB of one like these.
-        const KEPT: u64 = 4 << 20;
-        let mut all = Vec::new();
-        for (mode, sizes) in self.captured() {
-            let rows = sizes.as_slice().iter();
-            all.extend(rows.map(|rows| (mode, *rows as usize)));
-        }
-        let Some(most) = all.iter().map(|(_, rows)| rows).max() else {
-            return 0;
-        };
-        let mapped = |bytes: u64| bytes.checked_next_multiple_of(PIECE).unwrap_or(u64::MAX);
-        let shared = workspace_bytes(
-            self.config,
-            self.place.dtype,
-            StepSize {
-                rows: *most,
-                logit_rows: *most,
-                // A graph is captured for the longest sequence that the cache can hold.
-                tokens: self.cache.max_tokens.min(self.config.max_positions),
-            },
-        );
-        let kept = |&(mode, rows)| mapped(self.kept_bytes(mode, rows)).saturating_add(KEPT);
-        all.iter()
-            .map(kept)
-            .fold(mapped(shared), u64::saturating_add)
-    }
-
-    /// The sizes that graphs are captured for, of each kind; none if they are refused.
-    fn captured(&self) -> Vec<(CaptureMode, CaptureSizes)> {
-        let options = &self.runner;
-        let (sequences, tokens) = (self.cache.max_sequences, self.cache.max_tokens);
-        let window = Window::new(self.config.sliding_window as u32);
-        let sizes = window
-            .map_err(Error::from)
-            .and_then(|window| Sizes::new(options, window, sequences, tokens));
-        let Ok(sizes) = sizes else {
-            return Vec::new();
-        };
-        let full = options.graphs.has(CaptureMode::Full).then_some(sizes.full);
-        let piecewise = options.graphs.has(CaptureMode::Piecewise);
-        let (piecewise, replay) = (piecewise.then_some(sizes.piecewise), sizes.replay);
-        let replay =
-            replay.filter(|_| piecewise.is_some() && self.cache.policy != ReplayPolicy::Off);
-        let full = full.map(|sizes| (CaptureMode::Full, sizes));
-        let others = piecewise.into_iter().chain(replay);
-        let others = others.map(|sizes| (CaptureMode::Piecewise, sizes));
-        full.into_iter().chain(others).collect()
-    }
-
-    /// What a graph of so many rows keeps: logits, or its result and what a break reads.
-    fn kept_bytes(&self, mode: CaptureMode, rows: usize) -> u64 {
-        let config = self.config;
-        let row = match mode {
-            CaptureMode::Full => config.vocab_size * size_of::<f32>(),
-            CaptureMode::Piecewise => {
-                let streams = (config.hc_mult + 2) * config.hidden_size;
-                let blocks = config
-                    .candidates
-                    .map_or(0, |candidates| candidates.top_blocks);
-                let lists = (config.index_topk + blocks) * size_of::<u32>();
-                streams * self.place.dtype.size_in_bytes() + lists
-            }
-        };
-        (rows as u64).saturating_mul(row as u64)
-    }
 }
 
 impl GenerateOptions {
@@ -251,6 +202,31 @@ impl GenerateOptions {
             policy: self.policy,
             sampled_rows: NonZeroU32::MIN,
         }
+    }
+
+    /// The options of the runner, with no larger graph than steps of prompts of these lengths need, and
+    /// none for longer sequences.
+    pub(crate) fn runner_options(
+        &self,
+        config: &Config,
+        prompts: impl ExactSizeIterator<Item = usize> + Clone,
+    ) -> RunnerOptions {
+        let mut runner = self.runner.clone();
+        let reach = prompts.clone().map(|len| self.reach(config, len)).max();
+        runner.max_sequence_tokens = runner.max_sequence_tokens.or(reach);
+        if runner.max_captured_tokens.is_none() && runner.capture_sizes.is_empty() {
+            let most = self.chunk.get().saturating_add(prompts.len());
+            let prefill = prompts.fold(0, usize::saturating_add);
+            let most = u32::try_from(prefill.min(most)).unwrap_or(u32::MAX);
+            let most = most.min(RunnerOptions::MAX_CAPTURED_TOKENS);
+            // Sizes that were asked for have a graph to be launched in.
+            let kept = match &runner.replay_sizes {
+                ReplaySizes::Of(sizes) => sizes.iter().copied().max().unwrap_or(0),
+                ReplaySizes::Ladder | ReplaySizes::Eager => 0,
+            };
+            runner.max_captured_tokens = Some(most.max(kept));
+        }
+        runner
     }
 
     /// Tokens that a sequence with a prompt of this length has at its end, at most.

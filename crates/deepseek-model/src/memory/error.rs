@@ -19,8 +19,45 @@ pub enum MemoryError {
         /// Bytes that the run may take.
         limit: u64,
     },
-    /// What the other parts leave does not hold the cache.
-    #[error("{}", cache(*limit, need, (*tokens, *sequences), *fits))]
+    /// The tensors of the largest step are too large beside the weights.
+    #[error(
+        "the tensors of a step of {rows} rows take {}",
+        beside(need.workspace, *limit, &[("weights", need.weights)])
+    )]
+    Workspace {
+        /// Bytes that the run may take.
+        limit: u64,
+        /// What each part takes.
+        need: MemoryUse,
+        /// Rows of the largest step.
+        rows: usize,
+    },
+    /// The run would fit without graphs.
+    #[error(
+        "CUDA graphs take {}",
+        beside(
+            need.graphs,
+            *limit,
+            &[("weights", need.weights), ("KV cache", need.kv), ("workspace", need.workspace)]
+        )
+    )]
+    Graphs {
+        /// Bytes that the run may take.
+        limit: u64,
+        /// What each part takes.
+        need: MemoryUse,
+    },
+    /// The cache is too large beside weights and workspace, also without graphs.
+    #[error(
+        "a KV cache of {tokens} tokens in {sequences} sequence{} takes {}; {fits} tokens would fit{}",
+        if *sequences == 1 { "" } else { "s" },
+        beside(
+            need.kv,
+            *limit,
+            &[("weights", need.weights), ("workspace", need.workspace)]
+        ),
+        if need.graphs > 0 { ", without graphs" } else { "" }
+    )]
     Cache {
         /// Bytes that the run may take.
         limit: u64,
@@ -30,7 +67,7 @@ pub enum MemoryError {
         sequences: usize,
         /// Tokens that it must hold.
         tokens: usize,
-        /// Tokens that would fit.
+        /// Tokens that would fit, without graphs.
         fits: usize,
     },
     /// The sizes are beyond any memory.
@@ -38,24 +75,27 @@ pub enum MemoryError {
     Unaddressable,
 }
 
-fn cache(limit: u64, need: &MemoryUse, (tokens, sequences): (usize, usize), fits: usize) -> String {
-    let named = [
-        ("weights", need.weights),
-        ("graphs", need.graphs),
-        ("workspace", need.workspace),
-    ];
-    let others = named.iter().filter(|(_, bytes)| *bytes > 0);
-    let others: Vec<_> = others
+/// What a part takes, what others leave it of the limit, and by how much it is too large: sizes that
+/// differ by little are written alike.
+fn beside(needed: u64, limit: u64, others: &[(&str, u64)]) -> String {
+    let others = others.iter().filter(|(_, bytes)| *bytes > 0);
+    let taken = others
+        .clone()
+        .fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+    let names: Vec<_> = others
         .map(|(name, bytes)| format!("{name} ({})", Bytes(*bytes)))
         .collect();
-    let left = limit.saturating_sub(MemoryUse { kv: 0, ..*need }.total());
-    let plural = if sequences == 1 { "" } else { "s" };
+    let names = match names.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, before)) => format!("{} and {last}", before.join(", ")),
+        None => String::new(),
+    };
+    let left = limit.saturating_sub(taken);
     format!(
-        "a KV cache of {tokens} tokens in {sequences} sequence{plural} takes {}, expected at most the {} \
-         of {} that {} leave: {fits} tokens would fit",
-        Bytes(need.kv),
+        "{}, expected at most the {} that {names} leave of {}: {} too much",
+        Bytes(needed),
         Bytes(left),
         Bytes(limit),
-        others.join(", "),
+        Bytes(needed.saturating_sub(left)),
     )
 }

@@ -2,6 +2,7 @@
 
 use candle_core::DType;
 
+use super::widths::Widths;
 use crate::Config;
 
 /// A step, as far as its tensors depend on it.
@@ -30,7 +31,8 @@ pub(super) const LIBRARIES: u64 = 64 << 20;
 /// entries, the index scores, and the logits. Sizes that no memory holds saturate.
 pub(crate) fn workspace_bytes(config: &Config, dtype: DType, step: StepSize) -> u64 {
     let act = dtype.size_in_bytes() as u64;
-    let row = Row { config, act };
+    let w = Widths::of(config);
+    let row = Row { config, w, act };
     let parts = [row.attention(), row.experts(), row.engram()];
     let largest = parts.into_iter().max().unwrap_or(0);
     let of_rows = (row.always() + largest).saturating_mul(step.rows as u64);
@@ -47,6 +49,7 @@ const U32: u64 = 4;
 /// Bytes of one row.
 struct Row<'a> {
     config: &'a Config,
+    w: Widths,
     /// Of a value of an activation.
     act: u64,
 }
@@ -54,21 +57,20 @@ struct Row<'a> {
 impl Row<'_> {
     /// What lives through a layer, and its handing over to the next.
     fn always(&self) -> u64 {
-        let (config, act) = (self.config, self.act);
-        let [h, n, d] = [config.hidden_size, config.hc_mult, config.head_dim].map(|x| x as u64);
+        let (config, w, act) = (self.config, &self.w, self.act);
+        let n = config.hc_mult as u64;
         // As they enter, after attention, after the experts, and gathered at the cut; and in f32
         // where the mixing reads them.
-        let streams = n * h * (4 * act + F32);
+        let streams = w.streams * (4 * act + F32);
         let mixing = 2 * (2 * n + n * n) * F32;
         // The input of either part and its result, and window KV as it is made.
-        let inputs = 4 * h * act + 3 * d * act;
-        let kept = config.candidates.map_or(0, |c| c.top_blocks);
-        let chosen = 2 * (listed(config.index_topk) + listed(kept)) * U32;
-        let tables = config.engram.as_ref().map_or(0, |engram| {
-            let width = engram.columns() as u64 * engram.head_dim as u64;
-            // Uploaded in f32, held as activations.
-            width * (engram.layers.len() as u64 * act + F32)
+        let inputs = 4 * w.hidden * act + 3 * w.head * act;
+        let chosen = 2 * (w.chosen + w.blocks) * U32;
+        // Held as activations, and one table at a time uploaded in f32.
+        let uploaded = config.engram.as_ref().map_or(0, |engram| {
+            engram.columns() as u64 * engram.head_dim as u64 * F32
         });
+        let tables = w.engram * act + uploaded;
         let angles = 2 * config.rope_dim as u64 * F32;
         // Token, position, request, and where rows go, of every ring and source.
         let lists = (8 + 6 * config.layers.len() as u64) * U32;
@@ -76,54 +78,38 @@ impl Row<'_> {
     }
 
     fn attention(&self) -> u64 {
-        let (config, act) = (self.config, self.act);
-        let [h, d, latent] =
-            [config.hidden_size, config.head_dim, config.q_lora_rank].map(|x| x as u64);
-        let heads = config.num_heads as u64 * d;
+        let (config, w, act) = (self.config, &self.w, self.act);
         let [index_heads, index_dim] = [config.index_heads, config.index_dim].map(|x| x as u64);
         let grouped = config.o_groups as u64 * config.o_lora_rank as u64;
         // Projected and rotated, attended and rotated back, by groups.
-        let queries = 2 * latent * act + 5 * heads * act;
+        let queries = 2 * w.latent * act + 5 * w.queries * act;
         let index = (2 * index_heads * index_dim + index_heads) * act;
-        let output = 3 * grouped * act + h * act;
+        let output = 3 * grouped * act + w.hidden * act;
         // The input in f32; keys, gates and their pools; entries and index keys of each row.
-        let compressor = h * F32 + 4 * d * F32 + 3 * d * act + 3 * index_dim * act;
+        let compressor = w.hidden * F32 + 4 * w.head * F32 + 3 * w.head * act + 3 * index_dim * act;
         queries + index + output + compressor
     }
 
     fn experts(&self) -> u64 {
-        let (config, act) = (self.config, self.act);
-        let [h, m] = [config.hidden_size, config.moe_intermediate_size].map(|x| x as u64);
-        let experts = config.num_experts as u64;
-        let k = (config.experts_per_token as u64).min(experts);
-        let router = h * F32 + experts * F32 + 2 * k * U32;
-        let shared = (3 * m + h) * act;
+        let (w, act, k) = (&self.w, self.act, self.w.choices);
+        let router = w.hidden * F32 + self.config.num_experts as u64 * F32 + 2 * k * U32;
+        let shared = (3 * w.expert + w.hidden) * act;
         // Lists of the sort, tiles included, and of each choice hidden values, product and result.
-        let routed = k * (5 * U32 + (3 * m + h) * act);
-        router + shared + routed + h * act
+        let routed = k * (5 * U32 + (3 * w.expert + w.hidden) * act);
+        router + shared + routed + w.hidden * act
     }
 
     fn engram(&self) -> u64 {
-        let (h, n) = (self.config.hidden_size as u64, self.config.hc_mult as u64);
         match self.config.engram {
-            Some(_) => (n + 1) * h * self.act,
+            Some(_) => (self.w.streams + self.w.hidden) * self.act,
             None => 0,
         }
     }
 
     /// The final norm in either dtype, and logits; those of a graph are copied out of it.
     fn logits(&self) -> u64 {
-        let (h, vocab) = (
-            self.config.hidden_size as u64,
-            self.config.vocab_size as u64,
-        );
-        h * (self.act + F32) + 2 * vocab * F32
+        self.w.hidden * (self.act + F32) + 2 * self.w.vocab * F32
     }
-}
-
-/// What a list of u32 can hold: the two widths that no other bound of a configuration holds.
-fn listed(width: usize) -> u64 {
-    (width as u64).min(u64::from(u32::MAX))
 }
 
 /// Scores of entries, and the best of each block.

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use replay_core::{CaptureSizes, GraphMode, ReplayPlan, RowCount, StepPlan};
 use replay_graph::{CacheConfig, CaptureMode, CaptureReport, Error as GraphError, GraphCache};
 
-use super::{StepMode, lists::Limits, program::Program, replay::BreakStep};
+use super::{StepMode, layout::Limits, program::Program, replay::BreakStep};
 use crate::{
     KvCache, Model, Result, StepOutput, StepRequest,
     cache::PageLists,
@@ -23,28 +23,19 @@ pub(super) struct StepGraphs {
     mode: CaptureMode,
     planner: ReplayPlanner,
     device: Device,
+    /// Tokens of the longest sequence.
+    longest: usize,
 }
 
 impl StepGraphs {
     pub(super) fn new(
         model: &Arc<Model>,
         cache: &KvCache,
-        mode: CaptureMode,
-        sizes: CaptureSizes,
+        (mode, sizes, limits): (CaptureMode, CaptureSizes, Limits),
         planner: ReplayPlanner,
         profile: Option<Rc<Profile>>,
     ) -> Result<Self> {
         let device = model.device().clone();
-        let rows = sizes.largest().as_usize();
-        let limits = Limits {
-            rows,
-            requests: match mode {
-                CaptureMode::Full => rows,
-                CaptureMode::Piecewise => cache.max_sequences(),
-            },
-            tokens: cache.max_sequence_tokens(),
-            page_tokens: cache.pool.page_tokens(),
-        };
         let mut config = CacheConfig::default().max_graphs(usize::MAX);
         config.knob = "the capture sizes, or the largest of them";
         let planner_of_program = match mode {
@@ -63,7 +54,17 @@ impl StepGraphs {
             mode,
             planner,
             device,
+            longest: limits.tokens,
         })
+    }
+
+    pub(super) fn mode(&self) -> CaptureMode {
+        self.mode
+    }
+
+    /// The graphs that there are, and the memory that they took.
+    pub(super) fn captured(&self) -> CaptureReport {
+        self.graphs.captured().plus(self.program.captured_replay())
     }
 
     /// How many graphs there will be.
@@ -73,11 +74,14 @@ impl StepGraphs {
 
     /// Captures all sizes, those of the replay layers first: a step that finds its graph finds
     /// theirs. The captured runs have pad rows only, so they write to no slot. After an error none is
-    /// left.
+    /// left, of the replay layers neither.
     pub(super) fn capture(&mut self, mut done: impl FnMut()) -> Result<CaptureReport> {
         let report = self.try_capture(&mut done);
         if report.is_err() {
-            self.graphs.clear(&self.device)?;
+            // The graphs are gone even if a driver that has just failed fails at returning their
+            // memory; why the capture failed is what matters.
+            let _ = self.graphs.clear(&self.device);
+            let _ = self.program.clear_replay();
         }
         report
     }
@@ -111,11 +115,15 @@ impl StepGraphs {
         Ok(report.plus(whole))
     }
 
-    /// Whether a graph holds the step.
+    /// Whether a graph holds the step. Of a sequence that is not there it says no.
     pub(super) fn takes(&self, cache: &KvCache, requests: &[StepRequest<'_>]) -> bool {
-        let decodes = |request: &StepRequest<'_>| {
-            let sequence = cache.sequences.get(request.sequence);
-            request.tokens.len() == 1 && sequence.is_ok_and(|s| s.len >= s.options.prompt_len)
+        let fits = |request: &StepRequest<'_>| {
+            let (sequence, n) = (cache.sequences.get(request.sequence), request.tokens.len());
+            sequence.is_ok_and(|sequence| {
+                let decodes = n == 1 && sequence.len >= sequence.options.prompt_len;
+                sequence.len.saturating_add(n) <= self.longest
+                    && (decodes || self.mode == CaptureMode::Piecewise)
+            })
         };
         let rows: usize = requests.iter().map(|request| request.tokens.len()).sum();
         let Ok(rows) = u32::try_from(rows) else {
@@ -123,7 +131,7 @@ impl StepGraphs {
         };
         let descriptor = self.graphs.descriptor(RowCount::new(rows), self.mode, ());
         descriptor.is_some_and(|descriptor| self.graphs.contains(&descriptor))
-            && (self.mode == CaptureMode::Piecewise || requests.iter().all(decodes))
+            && requests.iter().all(fits)
     }
 
     /// Runs a step that it [takes](Self::takes), which was checked.

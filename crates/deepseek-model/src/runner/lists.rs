@@ -1,174 +1,63 @@
 //! The numbers of a captured step: lists on the device whose addresses never change, written anew
 //! before each launch.
 
-use std::collections::HashMap;
+use candle_core::{DType, Device, Tensor};
 
-use candle_core::{DType, Device, Result, Tensor};
-use replay_cuda::PAD_ROW;
-
+use super::layout::{Layout, Limits, List};
 use crate::{
-    Config,
+    Error, Result,
     cache::{PageLists, PagedRows},
+    memory::host,
     ops::DeviceGroups,
     rows::{DeviceRows, Rows},
 };
 
-/// What a list holds, all u32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum List {
-    /// `[rows]`: ids.
-    Tokens,
-    /// `[rows]`.
-    Positions,
-    /// `[rows]`.
-    Requests,
-    /// `[requests, 4]`.
-    Spans,
-    /// `[requests, most pages]`.
-    Pages,
-    /// `[requests]`: for the layers before the cut, which read from the start, and for each replay
-    /// layer.
-    KvStart(usize),
-    /// `[rows]`, for rings of a capacity.
-    Ring(usize),
-    /// `[groups, 2]`, of a ratio.
-    Groups(usize),
-    /// `[groups]`, of a ratio.
-    GroupPositions(usize),
-    /// `[groups]`, of a ratio.
-    PoolRows(usize),
-}
-
-impl List {
-    /// What stands where there is no row, request or group.
-    const fn padding(self) -> u32 {
-        match self {
-            Self::Tokens
-            | Self::Positions
-            | Self::Spans
-            | Self::KvStart(_)
-            | Self::GroupPositions(_) => 0,
-            Self::Requests | Self::Pages | Self::Groups(_) => u32::MAX,
-            Self::Ring(_) | Self::PoolRows(_) => PAD_ROW,
-        }
-    }
-}
-
-/// How large steps can be.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    /// Rows of a step.
-    pub(super) rows: usize,
-    /// Requests of a step.
-    pub(super) requests: usize,
-    /// Tokens of a sequence.
-    pub(super) tokens: usize,
-    /// Tokens of a page.
-    pub(super) page_tokens: usize,
-}
-
-impl Limits {
-    fn pages(self) -> usize {
-        self.tokens.div_ceil(self.page_tokens)
-    }
-
-    /// Groups of `ratio` tokens that so many rows, of so many requests, can close.
-    fn groups(rows: usize, requests: usize, ratio: usize) -> usize {
-        rows.min(rows / ratio + requests)
-    }
-}
-
 /// All lists, side by side in one tensor, so that one copy writes them.
 #[derive(Debug)]
 pub(super) struct StepLists {
-    limits: Limits,
-    /// Ratios of the KV sources whose groups are listed, each once.
-    ratios: Vec<usize>,
-    /// Capacities of the rings, each once.
-    capacities: Vec<usize>,
-    /// Where each list begins, and how long it is.
-    places: HashMap<List, (usize, usize)>,
+    layout: Layout,
     host: Vec<u32>,
     on_device: Tensor,
 }
 
 impl StepLists {
-    /// Lists of whole steps, with a KV bound for each of `replay_layers` layers.
-    pub(super) fn of_steps(
-        config: &Config,
-        limits: Limits,
-        replay_layers: usize,
-        device: &Device,
-    ) -> Result<Self> {
-        let sources = config.layers.iter().enumerate();
-        let mut ratios: Vec<usize> = sources
-            .filter(|(i, layer)| layer.kv_source == Some(*i))
-            .map(|(_, layer)| layer.ratio)
-            .collect();
-        ratios.sort_unstable();
-        ratios.dedup();
-        let mut capacities = vec![config.sliding_window];
-        capacities.extend(ratios.iter().filter(|ratio| **ratio > 1));
-        capacities.sort_unstable();
-        capacities.dedup();
-
-        let mut lists = vec![
-            (List::Tokens, limits.rows),
-            (List::Pages, limits.requests * limits.pages()),
-        ];
-        lists.extend((0..=replay_layers).map(|layer| (List::KvStart(layer), limits.requests)));
-        for &ratio in &ratios {
-            let groups = Limits::groups(limits.rows, limits.requests, ratio);
-            lists.push((List::Groups(ratio), groups * 2));
-            lists.push((List::GroupPositions(ratio), groups));
-            lists.push((List::PoolRows(ratio), groups));
-        }
-        Self::new(limits, ratios, capacities, lists, device)
+    /// Lists that are all padding.
+    ///
+    /// # Errors
+    /// [`Error::GraphLists`] if the host has no memory for them, or the device has none. A list of
+    /// pages for each of many sequences is larger than the pages are.
+    pub(super) fn new(layout: Layout, device: &Device) -> Result<Self> {
+        // There is a second copy on its way to the device.
+        let bytes = layout.bytes().saturating_mul(2);
+        host::check(bytes).map_err(|shortage| Error::GraphLists {
+            bytes,
+            requests: layout.limits.requests,
+            tokens: layout.limits.tokens,
+            shortage,
+        })?;
+        let mut lists = Self {
+            on_device: Tensor::zeros(layout.len, DType::U32, device)?,
+            host: vec![0; layout.len],
+            layout,
+        };
+        lists.clear()?;
+        Ok(lists)
     }
 
-    /// Lists of the rows that are kept of a step, in layers that are no KV sources. They have
-    /// neither tokens nor pages nor bounds: those are the step's.
-    pub(super) fn of_kept_rows(config: &Config, limits: Limits, device: &Device) -> Result<Self> {
-        let rings = vec![config.sliding_window];
-        Self::new(limits, Vec::new(), rings, Vec::new(), device)
-    }
-
-    fn new(
-        limits: Limits,
-        ratios: Vec<usize>,
-        capacities: Vec<usize>,
-        mut lists: Vec<(List, usize)>,
-        device: &Device,
-    ) -> Result<Self> {
-        lists.extend([
-            (List::Positions, limits.rows),
-            (List::Requests, limits.rows),
-            (List::Spans, limits.requests * 4),
-        ]);
-        lists.extend(capacities.iter().map(|&c| (List::Ring(c), limits.rows)));
-        let (mut places, mut host) = (HashMap::new(), Vec::new());
-        for (list, len) in lists {
-            places.insert(list, (host.len(), len));
-            host.resize(host.len() + len, list.padding());
-        }
-        Ok(Self {
-            limits,
-            ratios,
-            capacities,
-            places,
-            on_device: Tensor::zeros(host.len(), DType::U32, device)?,
-            host,
-        })
+    /// Bytes of the lists on the device.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        self.on_device.elem_count() * size_of::<u32>()
     }
 
     /// Rows that the lists hold.
     pub(super) fn most_rows(&self) -> usize {
-        self.limits.rows
+        self.layout.limits.rows
     }
 
     /// Requests that the lists hold.
     pub(super) fn most_requests(&self) -> usize {
-        self.limits.requests
+        self.layout.limits.requests
     }
 
     /// Makes every row a pad row, which writes nowhere and reads nothing.
@@ -191,8 +80,8 @@ impl StepLists {
         for (layer, starts) in kv_starts.iter().enumerate() {
             self.put(List::KvStart(layer + 1), 0, starts.iter().copied());
         }
-        let width = self.limits.pages();
-        let takes_pages = self.places.contains_key(&List::Pages);
+        let width = self.layout.limits.pages();
+        let takes_pages = self.layout.places.contains_key(&List::Pages);
         for (request, span) in rows.spans().iter().enumerate() {
             let numbers = [span.slot, span.first_row, span.first_pos, span.len];
             self.put(List::Spans, request * 4, numbers.map(|x| x as u32));
@@ -203,19 +92,19 @@ impl StepLists {
             self.put(List::Positions, span.first_row, span.positions());
             let requests = std::iter::repeat_n(request as u32, span.len);
             self.put(List::Requests, span.first_row, requests);
-            for capacity in self.capacities.clone() {
+            for capacity in self.layout.capacities.clone() {
                 let places = span.ring_rows(capacity);
                 self.put(List::Ring(capacity), span.first_row, places);
             }
         }
-        for ratio in self.ratios.clone() {
+        for ratio in self.layout.ratios.clone() {
             self.write_groups(ratio, rows, pages);
         }
         self.upload()
     }
 
     fn write_groups(&mut self, ratio: usize, rows: &Rows, pages: &PageLists<'_>) {
-        let per_page = self.limits.page_tokens / ratio;
+        let per_page = self.layout.limits.page_tokens / ratio;
         for (at, (request, entry)) in rows.closed_groups(ratio).enumerate() {
             let pool_row = PagedRows::place(per_page, pages.of(request), entry);
             self.put(List::Groups(ratio), at * 2, [request as u32, entry as u32]);
@@ -225,7 +114,7 @@ impl StepLists {
     }
 
     fn pad(&mut self) {
-        for (list, (start, len)) in &self.places {
+        for (list, (start, len)) in &self.layout.places {
             self.host[*start..start + len].fill(list.padding());
         }
     }
@@ -239,7 +128,7 @@ impl StepLists {
         if values.peek().is_none() {
             return;
         }
-        let (start, len) = self.places[&list];
+        let (start, len) = self.layout.places[&list];
         let mut places = self.host[start..start + len][at..].iter_mut();
         for value in values {
             *places.next().expect("a list holds the largest step") = value;
@@ -248,12 +137,12 @@ impl StepLists {
 
     fn upload(&self) -> Result<()> {
         let staged = Tensor::new(self.host.as_slice(), self.on_device.device())?;
-        self.on_device.slice_set(&staged, 0, 0)
+        Ok(self.on_device.slice_set(&staged, 0, 0)?)
     }
 
     /// The first `len` numbers of a list.
     fn view(&self, list: List, len: usize) -> Result<Tensor> {
-        self.on_device.narrow(0, self.places[&list].0, len)
+        Ok(self.on_device.narrow(0, self.layout.places[&list].0, len)?)
     }
 
     /// Token ids `[rows]`.
@@ -263,7 +152,7 @@ impl StepLists {
 
     /// The pages of the first `requests` requests.
     pub(super) fn pages(&self, requests: usize) -> Result<PageLists<'static>> {
-        let width = self.limits.pages();
+        let width = self.layout.limits.pages();
         let table = self.view(List::Pages, requests * width)?;
         Ok(PageLists::fixed(table.reshape((requests, width))?))
     }
@@ -282,9 +171,9 @@ impl StepLists {
             requests: self.view(List::Requests, n)?,
             spans: spans.reshape((requests, 4))?,
         };
-        let rings = self.capacities.iter();
+        let rings = self.layout.capacities.iter();
         let rings = rings.map(|&c| Ok((c, self.view(List::Ring(c), n)?)));
-        let groups = self.ratios.iter().map(|&ratio| {
+        let groups = self.layout.ratios.iter().map(|&ratio| {
             let count = Limits::groups(n, requests, ratio);
             let entries = self.view(List::Groups(ratio), count * 2)?;
             let groups = DeviceGroups {
@@ -296,7 +185,7 @@ impl StepLists {
         });
         Ok(Rows::fixed(
             self.on_device.device(),
-            (n, self.limits.tokens),
+            (n, self.layout.limits.tokens),
             device_rows,
             rings.collect::<Result<_>>()?,
             groups.collect::<Result<_>>()?,
@@ -306,7 +195,10 @@ impl StepLists {
 
 #[cfg(test)]
 mod tests {
+    use replay_cuda::PAD_ROW;
+
     use super::*;
+    use crate::Config;
 
     fn config() -> Config {
         Config::load("tests/data/bf16-s1".as_ref()).unwrap()
@@ -322,7 +214,8 @@ mod tests {
             tokens: 512,
             page_tokens: 128,
         };
-        let mut lists = StepLists::of_steps(&config, limits, 2, &device).unwrap();
+        let layout = Layout::of_steps(&config, limits, 2);
+        let mut lists = StepLists::new(layout, &device).unwrap();
         let rows = Rows::pack(&device, [(2, 129, 1), (0, 6, 3), (1, 8, 1)]);
         let pages: [&[u32]; 3] = [&[4, 9], &[7], &[1]];
         lists
@@ -377,7 +270,8 @@ mod tests {
             tokens: 512,
             page_tokens: 128,
         };
-        let mut lists = StepLists::of_kept_rows(&config, limits, &device).unwrap();
+        let layout = Layout::of_kept_rows(&config, limits);
+        let mut lists = StepLists::new(layout, &device).unwrap();
         let rows = Rows::pack(&device, [(1, 30, 2), (0, 9, 0), (2, 64, 1)]);
         lists.write(&[], &rows, &PageLists::new([]), &[]).unwrap();
         let fixed = lists.rows(4, 3).unwrap();
@@ -391,5 +285,30 @@ mod tests {
         assert_eq!(ring, [w + 30 % w, w + 31 % w, 2 * w + 64 % w, PAD_ROW]);
         assert!(fixed.fixed_groups(2).is_none());
         assert_eq!(fixed.most_entries(4), 128);
+    }
+
+    /// A table of pages for each of a million sequences of a million tokens is refused in numbers, as
+    /// is one that cannot be counted.
+    #[test]
+    fn lists_that_no_host_holds_are_refused() {
+        let refuse = |requests, tokens| {
+            let limits = Limits {
+                rows: 1 << 20,
+                requests,
+                tokens,
+                page_tokens: 128,
+            };
+            let layout = Layout::of_steps(&config(), limits, 2);
+            StepLists::new(layout, &Device::Cpu).unwrap_err()
+        };
+        for (requests, tokens) in [(1 << 40, 1 << 20), (usize::MAX, usize::MAX)] {
+            let refused = refuse(requests, tokens);
+            let text = refused.to_string();
+            assert!(
+                matches!(refused, Error::GraphLists { requests: of, .. } if of == requests),
+                "{text}"
+            );
+            assert!(text.contains("bytes of lists"), "{text}");
+        }
     }
 }

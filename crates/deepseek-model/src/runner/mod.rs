@@ -1,6 +1,7 @@
 //! Runs steps: in CUDA graphs where there is one, else eagerly.
 
 mod graphs;
+mod layout;
 mod lists;
 mod options;
 mod program;
@@ -14,10 +15,11 @@ use replay_graph::{CaptureMode, CaptureReport};
 pub use options::{Graphs, ReplaySizes, RunnerOptions, StepMode};
 
 use crate::{
-    CacheOptions, KvCache, Model, PhaseTimes, Result, SequenceId, SequenceOptions, StepOutput,
-    StepRequest, profile::Profile,
+    CacheOptions, Error, KvCache, Model, PhaseTimes, Result, SequenceId, SequenceOptions,
+    StepOutput, StepRequest, profile::Profile,
 };
 use graphs::StepGraphs;
+pub(crate) use layout::Layout;
 pub(crate) use sizes::Sizes;
 
 /// A model with the cache of its sequences, and the graphs that read both.
@@ -30,6 +32,8 @@ pub struct Runner {
     cache: KvCache,
     model: Arc<Model>,
     profile: Option<Rc<Profile>>,
+    /// Whether the marks are those of a step that ended well, and nothing has run since.
+    timed: bool,
 }
 
 impl Runner {
@@ -45,25 +49,21 @@ impl Runner {
         options: &RunnerOptions,
     ) -> Result<Self> {
         let model = model.into();
-        let (max_sequences, max_tokens) = (cache.max_sequences, cache.max_tokens);
-        let cache = model.new_cache(cache)?;
-        let sizes = Sizes::new(options, model.window, max_sequences, max_tokens)?;
+        let asked = cache;
+        let cache = model.new_cache(asked)?;
+        let sizes = Sizes::new(options, model.config(), &asked)?;
         let planner = cache
             .planner
-            .for_graphs(sizes.replay, options.trim_threshold)?;
+            .for_graphs(sizes.replay.clone(), options.trim_threshold)?;
         let profile = options.profile.then(|| Profile::new(model.device()));
         let profile = profile.transpose()?.map(Rc::new);
         let mut graphs = Vec::new();
         if model.device().is_cuda() {
-            let modes = [
-                (CaptureMode::Full, sizes.full),
-                (CaptureMode::Piecewise, sizes.piecewise),
-            ];
-            for (mode, sizes) in modes {
-                if options.graphs.has(mode) {
+            for mode in [CaptureMode::Full, CaptureMode::Piecewise] {
+                if let Some((sizes, limits)) = sizes.of_mode(mode) {
+                    let sizes = (mode, sizes.clone(), limits);
                     let (planner, profile) = (planner.clone(), profile.clone());
-                    let of_mode = StepGraphs::new(&model, &cache, mode, sizes, planner, profile)?;
-                    graphs.push(of_mode);
+                    graphs.push(StepGraphs::new(&model, &cache, sizes, planner, profile)?);
                 }
             }
         }
@@ -72,26 +72,49 @@ impl Runner {
             cache,
             model,
             profile,
+            timed: false,
         })
     }
 
     /// Captures all graphs, the largest of each mode first; `progress` is told how many are done, of
-    /// how many. Until then steps run eagerly.
+    /// how many. Until then steps run eagerly. There may be sequences already: captures leave them
+    /// alone.
     ///
     /// # Errors
-    /// If the device cannot capture, or its memory runs out. Graphs of that mode are then given up,
-    /// and its steps run eagerly.
+    /// [`Error::Capture`] if the device cannot capture, or its memory runs out. The graphs of that mode
+    /// are then given up, and its steps run eagerly; the other mode has its graphs all the same. The
+    /// runner serves on, and captures can be tried again.
     pub fn capture(&mut self, mut progress: impl FnMut(usize, usize)) -> Result<CaptureReport> {
+        // Captures pass the marks of steps.
+        self.timed = false;
         let total = self.graphs.iter().map(StepGraphs::count).sum();
-        let (mut report, mut done) = (CaptureReport::default(), 0);
+        let (mut report, mut done, mut failed) = (CaptureReport::default(), 0, None);
         for graphs in &mut self.graphs {
             let of_mode = graphs.capture(|| {
                 done += 1;
                 progress(done, total);
-            })?;
-            report = report.plus(of_mode);
+            });
+            match of_mode {
+                Ok(of_mode) => report = report.plus(of_mode),
+                Err(source) => {
+                    failed.get_or_insert(Error::Capture {
+                        mode: graphs.mode(),
+                        source: Box::new(source),
+                    });
+                }
+            }
         }
-        Ok(report)
+        match failed {
+            None => Ok(report),
+            Some(failed) => Err(failed),
+        }
+    }
+
+    /// The graphs that there are, counted as [`CaptureReport::already`] there, and the memory that they
+    /// took.
+    pub fn captured(&self) -> CaptureReport {
+        let all = self.graphs.iter().map(StepGraphs::captured);
+        all.fold(CaptureReport::default(), CaptureReport::plus)
     }
 
     /// The model.
@@ -149,6 +172,13 @@ impl Runner {
     /// # Errors
     /// As there, and if a graph cannot be launched.
     pub fn forward(&mut self, requests: &[StepRequest<'_>]) -> Result<(StepOutput, StepMode)> {
+        self.timed = false;
+        let output = self.run(requests)?;
+        self.timed = true;
+        Ok(output)
+    }
+
+    fn run(&mut self, requests: &[StepRequest<'_>]) -> Result<(StepOutput, StepMode)> {
         let (model, cache) = (&self.model, &mut self.cache);
         let mut graphs = self.graphs.iter_mut();
         if let Some(graphs) = graphs.find(|graphs| graphs.takes(cache, requests)) {
@@ -159,12 +189,13 @@ impl Runner {
         Ok((output, StepMode::Eager))
     }
 
-    /// Where the time of the last step went; `None` unless the options ask for a profile. Waits for
-    /// the device.
+    /// Where the time of the last step went; `None` unless the options ask for a profile, and where a
+    /// step failed, a capture ran or nothing at all since. Waits for the device.
     ///
     /// # Errors
-    /// If no step has run, or the last one failed.
+    /// If the device fails.
     pub fn profile(&self) -> Result<Option<PhaseTimes>> {
-        self.profile.as_ref().map(|marks| marks.times()).transpose()
+        let marks = self.profile.as_ref().filter(|_| self.timed);
+        marks.map(|marks| marks.times()).transpose()
     }
 }

@@ -53,7 +53,7 @@ pub struct RunnerOptions {
     /// the cache; for other steps the powers of two below the window, and from there on steps of a
     /// window or an eighth.
     pub capture_sizes: Vec<u32>,
-    /// Numbers of rows that the replay layers are captured for.
+    /// Numbers of rows that the replay layers are captured for; none are where no graph breaks.
     pub replay_sizes: ReplaySizes,
     /// From how many rows on a graph of a step breaks at the cut, above the window; six windows if
     /// not given.
@@ -61,6 +61,10 @@ pub struct RunnerOptions {
     /// Rows of the largest graph of a step; if not given, the largest of `capture_sizes`, or 2,048
     /// and no more than the cache has tokens.
     pub max_captured_tokens: Option<u32>,
+    /// Tokens of the longest sequence whose steps run in graphs: page tables and index scores of graphs
+    /// are sized for it, and steps of longer sequences run eagerly. If not given, as many as one
+    /// sequence can have of the cache and of the model's positions.
+    pub max_sequence_tokens: Option<usize>,
     /// Whether to mark the phases of each step, for [`Runner::profile`](crate::Runner::profile). Costs
     /// some microseconds a step.
     pub profile: bool,

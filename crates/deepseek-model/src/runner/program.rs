@@ -9,7 +9,8 @@ use replay_graph::{
 };
 
 use super::{
-    lists::{Limits, StepLists},
+    layout::{Layout, Limits},
+    lists::StepLists,
     replay::{BreakStep, DecoderReplayLayers},
 };
 use crate::{
@@ -51,12 +52,8 @@ impl Program {
         (config, profile): (CacheConfig, Option<Rc<Profile>>),
     ) -> Result<Self> {
         let replay_layers = planner.map_or(0, |planner| planner.config().layers.count());
-        let lists = StepLists::of_steps(
-            model.config(),
-            limits,
-            replay_layers as usize,
-            model.device(),
-        )?;
+        let layout = Layout::of_steps(model.config(), limits, replay_layers as usize);
+        let lists = StepLists::new(layout, model.device())?;
         let lists = Rc::new(RefCell::new(lists));
         let replay = planner
             .map(|planner| {
@@ -90,6 +87,18 @@ impl Program {
         // A capture is a run, and there may be sequences already: its rows write to no slot.
         replay.layers.borrow_mut().kept.clear()?;
         Ok(replay.at_cut.capture_graphs(&replay.layers, |_| done())?)
+    }
+
+    /// Drops the graphs of the replay layers.
+    pub(super) fn clear_replay(&self) -> Result<()> {
+        let replay = self.replay.as_ref();
+        Ok(replay.map_or(Ok(()), |replay| replay.at_cut.clear_graphs())?)
+    }
+
+    /// The graphs of the replay layers that there are, and the memory that they took.
+    pub(super) fn captured_replay(&self) -> CaptureReport {
+        let replay = self.replay.as_ref();
+        replay.map_or_else(CaptureReport::default, |replay| replay.at_cut.captured())
     }
 
     /// Writes the values of each engram table, of all rows of a step.
@@ -169,12 +178,7 @@ impl Replay {
         let (of_model, device) = (model.config(), model.device());
         let act = held_dtype(&model.options);
         let sizes = planner.capture_sizes();
-        // Without graphs of their own, the layers read no lists of kept rows.
-        let most_kept = sizes.map_or(1, |sizes| sizes.largest().as_usize());
-        let kept = Limits {
-            rows: most_kept,
-            ..limits
-        };
+        let kept = limits.of_kept(sizes);
         let first = planner.config().layers.first() as usize;
         let shape = model.state_at(first)?;
         let names = ["streams", "pre", "choice", "candidates"];
@@ -184,7 +188,7 @@ impl Replay {
                 .map(|(i, t)| BufferSpec::new(names[i], &t.dims()[1..], t.dtype()))
                 .collect()
         };
-        let inputs = FixedBuffers::new(&specs(&shape.tensors()), most_kept, device)?;
+        let inputs = FixedBuffers::new(&specs(&shape.tensors()), kept.rows, device)?;
         let hidden = BufferSpec::new("hidden", [of_model.hidden_size], act);
         let outputs = FixedBuffers::new(&[hidden], limits.rows, device)?;
         let layers = DecoderReplayLayers {
@@ -193,7 +197,7 @@ impl Replay {
             profile,
             first,
             batch: batch.clone(),
-            kept: StepLists::of_kept_rows(of_model, kept, device)?,
+            kept: StepLists::new(Layout::of_kept_rows(of_model, kept), device)?,
             cut_kv: Tensor::zeros((limits.rows, of_model.head_dim), act, device)?,
             shape,
             passing: None,
@@ -210,5 +214,84 @@ impl Replay {
             first,
             sizes: sizes.map_or(0, |sizes| sizes.as_slice().len()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use replay_core::ReplayPolicy;
+
+    use super::*;
+    use crate::{
+        CacheOptions, Config, ModelOptions, RunnerOptions, memory::graphs::GraphBytes,
+        runner::Sizes,
+    };
+
+    fn bytes<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> usize {
+        let bytes = |t: &Tensor| t.elem_count() * t.dtype().size_in_bytes();
+        tensors.into_iter().map(bytes).sum()
+    }
+
+    /// Lists, and buffers of a row each for as many rows as there can be: what is said of them is what
+    /// they take, with a list of chosen entries or blocks where a model has none at its cut.
+    #[test]
+    fn what_is_at_fixed_addresses_was_said() {
+        let load = |name: &str| {
+            let dir = format!("tests/data/{name}");
+            Arc::new(Model::load(dir.as_ref(), ModelOptions::default(), &|_| {}).unwrap())
+        };
+        for model in ["bf16-s1", "engram-s1"].map(load) {
+            for policy in [ReplayPolicy::Off, ReplayPolicy::PromptTail] {
+                let options = RunnerOptions {
+                    trim_threshold: Some(9),
+                    ..RunnerOptions::default()
+                };
+                let cache = CacheOptions {
+                    max_sequences: 5,
+                    max_tokens: 1000,
+                    policy,
+                    sampled_rows: NonZeroU32::MIN,
+                };
+                let (taken, said) = taken_and_said(&model, &options, cache);
+                assert!(
+                    taken <= said && said < taken + taken / 50,
+                    "{policy}: {taken} of {said}"
+                );
+            }
+        }
+    }
+
+    fn taken_and_said(
+        model: &Arc<Model>,
+        options: &RunnerOptions,
+        cache: CacheOptions,
+    ) -> (usize, usize) {
+        let config: &Config = model.config();
+        let sizes = Sizes::new(options, config, &cache).unwrap();
+        let cache = model.new_cache(cache).unwrap();
+        let planner = cache.planner.for_graphs(sizes.replay.clone(), Some(9));
+        let planner = planner.unwrap();
+        let mut taken = 0;
+        for mode in [CaptureMode::Full, CaptureMode::Piecewise] {
+            let (_, limits) = sizes.of_mode(mode).unwrap();
+            let planner = planner.planner().filter(|_| mode == CaptureMode::Piecewise);
+            let config = (CacheConfig::default(), None);
+            let program = Program::new(model, &cache, limits, planner, config).unwrap();
+            // A list is there twice while it is written.
+            taken += 2 * program.lists.borrow().bytes() + bytes(&program.engram);
+            let Some(replay) = &program.replay else {
+                continue;
+            };
+            let layers = replay.layers.borrow();
+            let kept = limits.of_kept(sizes.replay.as_ref());
+            let hidden = model.config().hidden_size * size_of::<f32>();
+            taken += 2 * layers.kept.bytes() + bytes([&layers.cut_kv]) + hidden * limits.rows;
+            // The shape is that of one row.
+            taken += bytes(&layers.shape.tensors()) * kept.rows;
+        }
+        let said = GraphBytes::new(config, candle_core::DType::F32, &sizes).fixed;
+        (taken, said as usize)
     }
 }

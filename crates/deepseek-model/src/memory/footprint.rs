@@ -1,6 +1,7 @@
 //! What a step takes of the host's memory, from its lengths alone.
 
-use crate::{Config, StepError, StepRequest, memory::host};
+use super::{host, widths::Widths};
+use crate::{Config, StepError, StepRequest};
 
 /// Steps below this many bytes are not looked at: asking the system takes as long as they do.
 const SMALL: u64 = 16 << 20;
@@ -30,30 +31,21 @@ fn check_rows(config: &Config, rows: usize, read: usize) -> Result<(), StepError
 /// for those that are not counted and what the allocator does not give back: of 30,000 rows of the demo
 /// model that is a tenth more than they were seen to take.
 fn bytes(config: &Config, rows: usize, read: usize) -> u64 {
-    let of = |a: usize, b: usize| (a as u64).saturating_mul(b as u64);
-    let (h, m) = (config.hidden_size, config.moe_intermediate_size);
-    let streams = of(config.hc_mult, h);
+    let w = Widths::of(config);
     // The layer's input, normed, goes along to the end of the layer.
-    let always = streams + of(1, h) + of(1, config.head_dim) + engram(config);
+    let always = w.streams + w.hidden + w.head + w.engram;
     // Queries before and after their rotation, and what attention makes of them.
-    let attention = of(3, config.num_heads * config.head_dim) + of(1, config.q_lora_rank);
+    let attention = 3 * w.queries + w.latent;
     // Streams after attention, and every chosen expert's result beside the shared one's.
-    let experts = streams + of(config.experts_per_token + 3, h) + of(2, m);
+    let experts = w.streams + (w.choices + 3) * w.hidden + 2 * w.expert;
     // Streams before, between and after the sublayers.
-    let mixing = 2 * streams + of(2, h);
+    let mixing = 2 * (w.streams + w.hidden);
     let layer = always + attention.max(experts).max(mixing);
     // A caller that reads the logits copies them.
-    let head = of(2 * read, config.vocab_size).saturating_add(of(rows, h));
+    let logits = (2 * read as u64).saturating_mul(w.vocab);
+    let head = logits.saturating_add((rows as u64).saturating_mul(w.hidden));
     let values = (rows as u64).saturating_mul(layer).saturating_mul(3) / 2;
     values.max(head).saturating_mul(size_of::<f32>() as u64)
-}
-
-/// Looked-up values of a row, which are there through the whole step.
-fn engram(config: &Config) -> u64 {
-    let width = |engram: &crate::config::EngramConfig| {
-        engram.layers.len() * engram.columns() * engram.head_dim
-    };
-    config.engram.as_ref().map_or(0, width) as u64
 }
 
 #[cfg(test)]
