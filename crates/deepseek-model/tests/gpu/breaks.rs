@@ -242,38 +242,42 @@ fn any_mix_in_graphs_gives_each_its_own_result() {
     cases.run(&inputs, check).unwrap();
 }
 
-/// 48 greedy ids of the demo: the reference's, which the CPU gives as well, in every mode, under every
-/// policy and chunking. Where a sanitizer watches, 3 ids of a shorter prompt, those of eager steps.
+/// 48 greedy ids of the demo, in every mode, under every policy and chunking: the reference's, which
+/// the CPU gives as well, and under `StepTail`, where they depend on the chunks and a reference has one
+/// chunking only, the CPU's. Where a sanitizer watches, 3 ids of a shorter prompt, those of eager steps.
 #[test]
 fn the_demo_writes_the_cpu_s_text_in_every_mode() {
     let expected = Expected::load("v41-demo");
     let prompt = expected.ids("tokens");
     let model = Arc::new(load_on(&gpu(), DType::F32, "v41-demo", false));
-    for (name, policy) in [
-        ("off", ReplayPolicy::Off),
-        ("bounded", ReplayPolicy::PromptTail),
-        ("exact", ReplayPolicy::Exact),
-    ] {
-        if small() {
-            if policy != ReplayPolicy::PromptTail {
-                continue;
-            }
-            let short = &prompt[..100];
+    if small() {
+        let short = &prompt[..100];
+        for policy in [ReplayPolicy::PromptTail, ReplayPolicy::StepTail] {
             let ids = |graphs| generate(&model, (short, 3), policy, (graphs, 100));
             let want = ids(Graphs::Off);
             for graphs in [Graphs::Full, Graphs::Piecewise, Graphs::FullAndPiecewise] {
                 assert_eq!(ids(graphs), want, "{policy} {graphs:?}");
             }
-            continue;
         }
-        let want = expected.ids(&format!("plain.{name}.ids"));
-        for graphs in [
-            Graphs::Off,
-            Graphs::Full,
-            Graphs::Piecewise,
-            Graphs::FullAndPiecewise,
-        ] {
-            for chunk in [600, 256, 37] {
+        return;
+    }
+    let cpu = Arc::new(load("v41-demo", false));
+    for policy in ReplayPolicy::ALL {
+        for chunk in [600, 256, 37] {
+            let want = match policy {
+                ReplayPolicy::Off => expected.ids("plain.off.ids"),
+                ReplayPolicy::PromptTail => expected.ids("plain.bounded.ids"),
+                ReplayPolicy::Exact => expected.ids("plain.exact.ids"),
+                ReplayPolicy::StepTail => {
+                    generate(&cpu, (&prompt, 48), policy, (Graphs::Off, chunk))
+                }
+            };
+            for graphs in [
+                Graphs::Off,
+                Graphs::Full,
+                Graphs::Piecewise,
+                Graphs::FullAndPiecewise,
+            ] {
                 let got = generate(&model, (&prompt, 48), policy, (graphs, chunk));
                 assert_eq!(got, want, "{policy} {graphs:?} chunk {chunk}");
             }
@@ -356,6 +360,7 @@ fn a_profile_has_every_phase_in_every_mode() {
                 keeps_rows: false,
             };
             let sequence = runner.add(options).unwrap();
+            assert!(runner.profile().unwrap().is_none(), "captures are no steps");
             let step = |tokens: &[u32]| {
                 let request = StepRequest {
                     sequence,

@@ -139,6 +139,108 @@ fn shrinking_and_growing_batches_keep_their_text() {
     }
 }
 
+/// Graphs that are captured beside live sequences, in a cache that holds their KV: the sequences go on
+/// as without a capture, and new ones begin as well, in decode graphs and in graphs that break.
+#[test]
+fn a_capture_leaves_live_sequences_alone() {
+    let model = Arc::new(load_on(&gpu(), DType::F32, "engram-s1", false));
+    for policy in ReplayPolicy::ALL {
+        let uncaptured = |graphs| {
+            let cache = CacheOptions {
+                max_sequences: 8,
+                max_tokens: 4096,
+                policy,
+                sampled_rows: NonZeroU32::MIN,
+            };
+            let options = RunnerOptions {
+                graphs,
+                capture_sizes: vec![1, 8, 64],
+                trim_threshold: Some(9),
+                ..RunnerOptions::default()
+            };
+            Runner::new(model.clone(), cache, &options).unwrap()
+        };
+        let mut runners = [Graphs::Off, Graphs::FullAndPiecewise].map(uncaptured);
+        // What a capture writes to any slot but a pad row's, it writes over these.
+        let live = prompts(7);
+        let mut batches = runners.each_mut().map(|runner| prefill(runner, &live));
+        for round in 0..6 {
+            let mut logits = Vec::new();
+            for (runner, batch) in runners.iter_mut().zip(&mut batches) {
+                logits.push(decode(runner, batch));
+            }
+            let [(want, _), (got, mode)] = logits.try_into().unwrap();
+            let what = format!("{policy} round {round}");
+            crate::common::assert_close(&what, &got, &want, 1e-3);
+            let ids = |batch: &[(SequenceId, u32)]| batch.iter().map(|row| row.1).collect();
+            let ids: [Vec<u32>; 2] = batches.each_ref().map(|batch| ids(batch));
+            assert_eq!(ids[0], ids[1], "{what}");
+            let captured = round > 2;
+            assert_eq!(
+                mode == StepMode::Full { padded_rows: 8 },
+                captured,
+                "{what}"
+            );
+            if round == 2 {
+                let report = runners[1].capture(|_, _| ()).unwrap();
+                assert_eq!(runners[1].captured().already, report.captured);
+            }
+        }
+        // Another prompt, beside those that are there: in a graph that breaks, unless nothing drops.
+        let prompt: Vec<u32> = (0..50).map(|t| 3 + t * 5).collect();
+        let started = runners.each_mut().map(|runner| start(runner, &prompt));
+        let [((_, want), _), ((_, got), mode)] = started;
+        assert_eq!(got, want, "{policy}");
+        assert!(
+            matches!(
+                mode,
+                StepMode::Piecewise {
+                    padded_rows: 64,
+                    ..
+                }
+            ),
+            "{mode:?}"
+        );
+    }
+}
+
+/// Sequences that are longer than graphs are made for run eagerly, and others in the same runner in
+/// graphs: both write what they write without any.
+#[test]
+fn sequences_beyond_the_graphs_run_eagerly() {
+    let model = Arc::new(load_on(&gpu(), DType::F32, "engram-s1", true));
+    let short = |graphs| {
+        let cache = CacheOptions {
+            max_sequences: 2,
+            max_tokens: 1024,
+            policy: ReplayPolicy::PromptTail,
+            sampled_rows: NonZeroU32::MIN,
+        };
+        let options = RunnerOptions {
+            graphs,
+            capture_sizes: vec![1, 2],
+            max_sequence_tokens: Some(35),
+            ..RunnerOptions::default()
+        };
+        let mut runner = Runner::new(model.clone(), cache, &options).unwrap();
+        runner.capture(|_, _| ()).unwrap();
+        runner
+    };
+    let mut runners = [Graphs::Off, Graphs::Full].map(short);
+    let prompt: Vec<u32> = (0..30).map(|t| 3 + t * 7).collect();
+    let mut batches = runners.each_mut().map(|runner| [start(runner, &prompt).0]);
+    for at in 31..40 {
+        let (want, _) = decode(&mut runners[0], &mut batches[0]);
+        let (got, mode) = decode(&mut runners[1], &mut batches[1]);
+        let expected = match at {
+            ..=35 => StepMode::Full { padded_rows: 1 },
+            _ => StepMode::Eager,
+        };
+        assert_eq!(mode, expected, "token {at}");
+        assert!(got == want, "token {at}: graph and eager step differ");
+    }
+}
+
 /// 300 decode steps leave the device's memory as it was.
 #[test]
 fn decode_steps_leave_memory_flat() {

@@ -5,7 +5,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use candle_core::{DType, Device, Tensor};
 use deepseek_model::{
     CacheError, CacheOptions, Error, GenerateOptions, Generator, KvCache, LogitRows, Model,
-    ReplayPolicy, RunnerOptions, SequenceOptions, StepRequest,
+    ReplayPolicy, Runner, RunnerOptions, SequenceOptions, StepRequest,
     device::{self, DeviceError, DeviceMemory},
     memory::{Bytes, Demand, Place},
     sampler::SamplingConfig,
@@ -13,6 +13,7 @@ use deepseek_model::{
 
 use crate::common::recovery::check_failed_steps;
 use crate::common::{FIXTURES, flat, load_on};
+use crate::drive::{decode, start};
 use crate::gpu;
 
 const MIB: u64 = 1 << 20;
@@ -126,6 +127,56 @@ fn a_step_without_memory_leaves_the_next_request_alone() {
             "{left} MiB left: other logits after the failure"
         );
     }
+}
+
+/// A capture that finds no memory gives the graphs of its mode up, those of the replay layers with
+/// them, and says why; the runner serves on, and with memory again it captures.
+#[test]
+fn a_capture_without_memory_leaves_the_runner_as_it_was() {
+    let device = gpu();
+    let model = std::sync::Arc::new(load_on(&device, DType::F32, "v41-demo", false));
+    let cache = CacheOptions {
+        max_sequences: 2,
+        max_tokens: 4096,
+        policy: ReplayPolicy::PromptTail,
+        sampled_rows: NonZeroU32::MIN,
+    };
+    let options = RunnerOptions {
+        trim_threshold: Some(33),
+        profile: true,
+        ..RunnerOptions::default()
+    };
+    let mut runner = Runner::new(model, cache, &options).unwrap();
+    let prompt: Vec<u32> = (0..300).map(|t| 3 + (t * 7) % 2000).collect();
+    let ids = |runner: &mut Runner| {
+        let mut batch = [start(runner, &prompt).0];
+        let next = |_| {
+            decode(runner, &mut batch);
+            batch[0].1
+        };
+        let ids: Vec<u32> = (0..8).map(next).collect();
+        runner.remove(batch[0].0).unwrap();
+        ids
+    };
+    let want = ids(&mut runner);
+    let before = memory(&device).free;
+    let ballast = Tensor::zeros((before - 48 * MIB) as usize, DType::U8, &device).unwrap();
+    let failed = runner.capture(|_, _| ()).unwrap_err();
+    drop(ballast);
+    let Error::Capture { source, .. } = &failed else {
+        panic!("{failed}");
+    };
+    println!("{failed}: {source}");
+    let text = format!("{source:?}").to_lowercase();
+    assert!(text.contains("memory") || text.contains("alloc"), "{text}");
+    assert!(runner.profile().unwrap().is_none(), "a capture is no step");
+    assert_eq!(ids(&mut runner), want, "after a failed capture");
+    // Graphs of decode steps may have found room; none of another mode is left.
+    let left = runner.captured();
+    let second = runner.capture(|_, _| ()).unwrap();
+    assert_eq!(second.already, left.already);
+    assert!(second.captured > second.already, "{second:?}");
+    assert_eq!(ids(&mut runner), want, "in graphs");
 }
 
 /// What a generation was estimated to take covers what it takes at its most.
