@@ -128,11 +128,12 @@ pub struct GenerateArgs {
     /// memory of the device.
     #[arg(long)]
     pub explain: bool,
-    /// Memory of the device that the run may take, such as 512MiB, 1.5GiB or a number of bytes
-    /// [default: all that is free on a GPU, and no limit on the CPU].
+    /// Refuse a run that would take more memory of the device than this: 512MiB, 1.5GiB or a number
+    /// of bytes, for instance [default: what is free on a GPU, no limit on the CPU].
     ///
-    /// What weights and KV cache take is known before the weights are read; on a GPU, graphs and the
-    /// tensors of the largest step are estimated from above. On the CPU these two do not count.
+    /// It is decided before the weights are read, and nothing is made smaller to fit. Weights and KV
+    /// cache count exactly; on a GPU, CUDA graphs and the tensors of the largest step count too,
+    /// estimated from above. On the CPU these two do not. Tables of n-grams stay in their files.
     #[arg(long, value_name = "BYTES", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
     pub memory_limit: Option<Bytes>,
 }
@@ -154,18 +155,29 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let held = args.model.options()?;
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let demand = Demand::of_generation(&checkpoint.config, (&held).into(), &options, &lengths);
-    let account = Account::open(&args.model, args.memory_limit, &held.device, &demand)?;
+    demand.estimate().map_err(|error| args.blame(error))?;
+    let mut account = Account::open(&args.model, args.memory_limit, &held.device, &demand)?;
+    if let Some(note) = args.graphs.idle(args.model.device) {
+        // The run does not depend on whether someone reads it.
+        let _ = writeln!(io.err, "{note}");
+    }
     let device = held.device.clone();
     let model = args.model.load(held, io.watched)?;
     let (layers, positions) = (model.config().layers.len(), model.config().max_positions);
     let mut generator =
         Generator::new(model, ids.clone(), options).map_err(|error| args.blame(error))?;
+    account.loaded(&device)?;
     let bar = progress::capture(io.watched);
     let captured = generator.capture(|done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
-    })?;
+    });
     bar.finish_and_clear();
+    // Graphs save time; the text comes without them, too.
+    if let Err(error) = captured {
+        let _ = writeln!(io.err, "{}", GraphArgs::warning(error));
+    }
+    let captured = generator.captured();
     let maps = ids
         .iter()
         .map(|ids| RowMap::new(ids.len(), layers))

@@ -4,23 +4,25 @@ use std::num::NonZeroU32;
 
 use deepseek_model::{Error, Graphs, ReplaySizes, RunnerOptions};
 
-use crate::flags;
+use crate::model::DeviceArg;
+use crate::{backtraces, flags};
 
-/// Which steps run in CUDA graphs. On a CPU, which has none, the flags change nothing.
+/// How to have fewer graphs.
+pub(crate) const FEWER: &str = "--graphs off captures none; --capture-sizes, \
+    --replay-capture-sizes and --max-captured-tokens make them fewer or smaller";
+
+/// Which steps run in CUDA graphs. On a CPU, which has none, the flags change nothing, and whoever
+/// gives one is told so.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "CUDA graphs")]
 pub struct GraphArgs {
     /// Which steps run in CUDA graphs on a GPU: off (none), full (steps that decode one token of each
     /// prompt), piecewise (any step, in a graph that breaks where rows are dropped) or
-    /// full-and-piecewise (full where it can be, else piecewise).
-    #[arg(
-        long,
-        value_name = "MODE",
-        value_enum,
-        default_value_t,
-        allow_hyphen_values = true
-    )]
-    pub graphs: GraphsArg,
+    /// full-and-piecewise (full where it can be, else piecewise) [default: full-and-piecewise].
+    ///
+    /// Steps whose graphs cannot be captured, as for lack of memory, run without, and a warning says so.
+    #[arg(long, value_name = "MODE", value_enum, allow_hyphen_values = true)]
+    pub graphs: Option<GraphsArg>,
     /// Rows of a step to capture graphs for, separated by commas. Without the flag, powers of two for
     /// decode, and for other steps sizes from 1 to --max-captured-tokens.
     #[arg(long, value_name = "ROWS", value_parser = flags::text(SizesArg::parse), allow_hyphen_values = true)]
@@ -89,7 +91,7 @@ impl GraphArgs {
     /// What a runner is asked for, with a profile or not.
     pub fn options(&self, profile: bool) -> RunnerOptions {
         RunnerOptions {
-            graphs: match self.graphs {
+            graphs: match self.graphs.unwrap_or_default() {
                 GraphsArg::Off => Graphs::Off,
                 GraphsArg::Full => Graphs::Full,
                 GraphsArg::Piecewise => Graphs::Piecewise,
@@ -110,10 +112,51 @@ impl GraphArgs {
         }
     }
 
+    /// What to tell of flags that were given and change nothing on `device`; `off` asks for what is so.
+    pub(crate) fn idle(&self, device: DeviceArg) -> Option<String> {
+        if device != DeviceArg::Cpu {
+            return None;
+        }
+        let given = [
+            (
+                "--graphs",
+                self.graphs.is_some_and(|mode| mode != GraphsArg::Off),
+            ),
+            ("--capture-sizes", self.capture_sizes.is_some()),
+            (
+                "--replay-capture-sizes",
+                self.replay_capture_sizes.is_some(),
+            ),
+            ("--trim-threshold", self.trim_threshold.is_some()),
+            ("--max-captured-tokens", self.max_captured_tokens.is_some()),
+        ];
+        let names: Vec<_> = given.iter().filter(|(_, given)| *given).collect();
+        let names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+        let verb = match names.len() {
+            0 => return None,
+            1 => "changes",
+            _ => "change",
+        };
+        Some(format!(
+            "note: {} {verb} nothing with --device cpu, which has no CUDA graphs",
+            names.join(", ")
+        ))
+    }
+
+    /// What to tell of graphs that could not be captured.
+    pub(crate) fn warning(error: Error) -> String {
+        let cause = format!("{:#}", anyhow::Error::from(error));
+        format!(
+            "warning: {}\nThese steps run without graphs, more slowly. {FEWER}.",
+            backtraces::cut(&cause)
+        )
+    }
+
     /// The flag that is to blame for an error, if it is one of these.
     pub(crate) fn to_blame(&self, error: &Error) -> Option<String> {
         match error {
             Error::CaptureSizes(_) => Some("--capture-sizes, --max-captured-tokens".to_owned()),
+            Error::GraphLists { .. } => Some("--graphs (off captures none)".to_owned()),
             Error::ReplayCaptureSizes(_) => Some("--replay-capture-sizes".to_owned()),
             Error::Threshold(_) => {
                 let rows = self.trim_threshold?;
@@ -145,5 +188,39 @@ mod tests {
         expected none, or whole numbers from 1 on with commas between them, got "8;16"
         "#);
         insta::assert_snapshot!(SizesArg::parse("0").unwrap_err(), @r#"expected whole numbers from 1 on with commas between them, got "0""#);
+    }
+
+    #[test]
+    fn flags_that_change_nothing_are_told() {
+        let on = |device, flags: &GraphArgs| flags.idle(device);
+        let all = GraphArgs {
+            graphs: Some(GraphsArg::Full),
+            capture_sizes: Some(SizesArg(vec![8])),
+            replay_capture_sizes: Some(ReplaySizesArg(ReplaySizes::Eager)),
+            trim_threshold: Some(200),
+            max_captured_tokens: NonZeroU32::new(64),
+        };
+        assert_eq!(on(DeviceArg::Cuda(None), &all), None);
+        insta::assert_snapshot!(on(DeviceArg::Cpu, &all).unwrap(), @"note: --graphs, --capture-sizes, --replay-capture-sizes, --trim-threshold, --max-captured-tokens change nothing with --device cpu, which has no CUDA graphs");
+        let silent = |graphs| GraphArgs {
+            graphs,
+            ..GraphArgs::default()
+        };
+        assert_eq!(on(DeviceArg::Cpu, &silent(None)), None, "a default");
+        assert_eq!(on(DeviceArg::Cpu, &silent(Some(GraphsArg::Off))), None);
+        let asked = silent(Some(GraphsArg::FullAndPiecewise));
+        insta::assert_snapshot!(on(DeviceArg::Cpu, &asked).unwrap(), @"note: --graphs changes nothing with --device cpu, which has no CUDA graphs");
+    }
+
+    #[test]
+    fn a_failed_capture_is_told_with_flags() {
+        let error = Error::Capture {
+            mode: deepseek_model::CaptureMode::Piecewise,
+            source: Box::new(Error::NoPrompts),
+        };
+        insta::assert_snapshot!(GraphArgs::warning(error), @r"
+        warning: graphs of mixed steps cannot be captured: expected at least 1 prompt, got none
+        These steps run without graphs, more slowly. --graphs off captures none; --capture-sizes, --replay-capture-sizes and --max-captured-tokens make them fewer or smaller.
+        ");
     }
 }

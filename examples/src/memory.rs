@@ -8,11 +8,14 @@ use deepseek_model::memory::{Bytes, Demand, MemoryError, MemoryUse};
 use deepseek_model::{CaptureReport, Error, device};
 
 use crate::count;
+use crate::graphs::FEWER;
 use crate::model::ModelArgs;
 
 /// A run that fits its limit.
 pub struct Account {
     need: MemoryUse,
+    /// Bytes that are held from step to step, once all is loaded.
+    held: u64,
 }
 
 impl Account {
@@ -33,26 +36,33 @@ impl Account {
             }
             (_, Some(free)) => (free, format!("--device {}, {free} free", args.device)),
             (_, None) => {
-                let need = demand.estimate()?;
-                return Ok(Self { need });
+                return Ok(Self::of(demand.estimate()?));
             }
         };
         match demand.check(limit.0) {
-            Ok(need) => Ok(Self { need }),
+            Ok(need) => Ok(Self::of(need)),
             Err(Error::Memory(error)) => {
-                let help = match (&error, demand.place.gpu) {
-                    (MemoryError::Cache { .. }, true) => {
-                        " (shorten the prompts, or lower --max-new-tokens or --chunk)"
-                    }
-                    (MemoryError::Cache { .. }, false) => {
-                        " (shorten the prompts, or lower --max-new-tokens)"
-                    }
-                    _ => "",
-                };
+                let help = help(&error, demand.place.gpu);
                 Err(anyhow!("{flag}: {error}{help}"))
             }
             Err(other) => Err(other.into()),
         }
+    }
+
+    fn of(need: MemoryUse) -> Self {
+        Self {
+            need,
+            held: need.weights + need.kv,
+        }
+    }
+
+    /// Told when all is loaded and no step has run: what loading took for a while counts no longer.
+    pub fn loaded(&mut self, device: &Device) -> anyhow::Result<()> {
+        device::reset_peak(device)?;
+        if let Some(memory) = device::memory(device)? {
+            self.held = self.held.max(memory.peak);
+        }
+        Ok(())
     }
 
     /// What was taken, after the run; `None` if the device does not say.
@@ -65,12 +75,30 @@ impl Account {
             on_gpu: memory.map(|memory| GpuRows {
                 graphs: captured.captured + captured.already,
                 graph_bytes: captured.memory.bytes(),
-                // Weights and cache are there from the first step to the last.
-                workspace: memory.peak.saturating_sub(weights + kv),
+                buffers: self.held.saturating_sub(weights + kv),
+                workspace: memory.peak.saturating_sub(self.held),
                 free: memory.free,
                 total: memory.total,
             }),
         })
+    }
+}
+
+/// What would help against a refusal.
+fn help(error: &MemoryError, gpu: bool) -> String {
+    match error {
+        MemoryError::Cache { need, .. } => {
+            let graphs = if need.graphs > 0 {
+                "--graphs off, and "
+            } else {
+                ""
+            };
+            let chunk = if gpu { " or --chunk" } else { "" };
+            format!(" ({graphs}shorten the prompts, or lower --max-new-tokens{chunk})")
+        }
+        MemoryError::Workspace { .. } => " (lower --chunk, or give fewer prompts)".to_owned(),
+        MemoryError::Graphs { .. } => format!(" ({FEWER})"),
+        _ => String::new(),
     }
 }
 
@@ -85,6 +113,8 @@ pub struct MemoryTable {
 struct GpuRows {
     graphs: usize,
     graph_bytes: u64,
+    /// Beside weights and cache there from the first step to the last.
+    buffers: u64,
     workspace: u64,
     free: u64,
     total: u64,
@@ -102,7 +132,12 @@ impl fmt::Display for MemoryTable {
         };
         let graphs = format!(", {}", count(gpu.graphs, "graph"));
         row("graphs", gpu.graph_bytes, &graphs)?;
-        row("workspace", gpu.workspace, " in the step that took most")?;
+        row("buffers", gpu.buffers, " of graphs, and rounding")?;
+        row(
+            "workspace",
+            gpu.workspace,
+            " in the step or capture that took most",
+        )?;
         row("free", gpu.free, &format!(" of {}", Bytes(gpu.total)))
     }
 }
@@ -125,6 +160,7 @@ mod tests {
         table.on_gpu = Some(GpuRows {
             graphs: 4,
             graph_bytes: 130 << 20,
+            buffers: 3 << 20,
             workspace: 2_000_000_000,
             free: 137 << 30,
             total: 150_000_000_000,
@@ -133,8 +169,53 @@ mod tests {
         weights     10.2 MiB
         KV cache       1 MiB
         graphs       130 MiB, 4 graphs
-        workspace    1.9 GiB in the step that took most
+        buffers        3 MiB of graphs, and rounding
+        workspace    1.9 GiB in the step or capture that took most
         free         137 GiB of 139.7 GiB
+        ");
+    }
+
+    #[test]
+    fn refusals_name_the_flags_that_help() {
+        let need = |graphs| MemoryUse {
+            weights: 5 << 30,
+            kv: 3 << 30,
+            graphs,
+            workspace: 1 << 30,
+        };
+        let cache = |graphs| MemoryError::Cache {
+            limit: 8 << 30,
+            need: need(graphs),
+            sequences: 1,
+            tokens: 70_000,
+            fits: 30_208,
+        };
+        let helps = [
+            help(&cache(0), false),
+            help(&cache(0), true),
+            help(&cache(1 << 30), true),
+            help(
+                &MemoryError::Workspace {
+                    limit: 5 << 30,
+                    need: need(0),
+                    rows: 8193,
+                },
+                true,
+            ),
+            help(
+                &MemoryError::Graphs {
+                    limit: 9 << 30,
+                    need: need(1 << 30),
+                },
+                true,
+            ),
+        ];
+        insta::assert_snapshot!(helps.join("\n"), @r"
+        (shorten the prompts, or lower --max-new-tokens)
+        (shorten the prompts, or lower --max-new-tokens or --chunk)
+        (--graphs off, and shorten the prompts, or lower --max-new-tokens or --chunk)
+        (lower --chunk, or give fewer prompts)
+        (--graphs off captures none; --capture-sizes, --replay-capture-sizes and --max-captured-tokens make them fewer or smaller)
         ");
     }
 }

@@ -80,6 +80,45 @@ fn a_run_beyond_the_memory_limit_is_refused_with_what_would_fit() {
     assert!(!text.is_empty());
 }
 
+/// What can be known of graphs without the weights, which are not even there.
+#[test]
+fn graphs_that_make_no_sense_are_refused_before_loading() {
+    let dir = copy_of_demo();
+    for file in std::fs::read_dir(dir.path()).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|kind| kind == "safetensors") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let model = dir.path().to_str().unwrap();
+    let refuse = |flags: &[&str]| {
+        let flags = [&["--prompt", "a"], flags].concat();
+        generate_on(model, &flags, "").refused()
+    };
+    insta::assert_snapshot!(refuse(&["--capture-sizes", "64", "--max-captured-tokens", "32"]), @"--capture-sizes, --max-captured-tokens: graphs of steps: graph size 64 exceeds the 32 rows that the buffers hold");
+    insta::assert_snapshot!(refuse(&["--capture-sizes", "64", "--replay-capture-sizes", "65"]), @"--replay-capture-sizes: graphs of the replay layers: graph size 65 exceeds the 64 rows that the buffers hold");
+    insta::assert_snapshot!(refuse(&["--trim-threshold", "32"]), @"--trim-threshold 32: the trim threshold must exceed the sliding window of 32 rows, got 32");
+}
+
+/// A flag that is accepted and changes nothing looks as if it did.
+#[test]
+fn graph_flags_on_a_cpu_are_noted() {
+    let run = |flags: &[&str]| {
+        let flags = [&["--prompt", "a", "--max-new-tokens", "1"], flags].concat();
+        generate(&flags).ok().1
+    };
+    let note = "nothing with --device cpu, which has no CUDA graphs";
+    let told = run(&["--graphs", "full", "--capture-sizes", "8"]);
+    assert!(
+        told.starts_with(&format!("note: --graphs, --capture-sizes change {note}\n")),
+        "{told}"
+    );
+    for flags in [&[][..], &["--graphs", "off"]] {
+        let told = run(flags);
+        assert!(!told.contains("note:"), "{told}");
+    }
+}
+
 /// A tokenizer that has more tokens than the embedding has rows.
 #[test]
 fn an_id_outside_the_vocabulary_is_refused() {
