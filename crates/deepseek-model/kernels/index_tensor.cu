@@ -4,18 +4,13 @@
 // A block takes ROWS rows of a chunk and SLOTS of their slots, in tiles of KEYS, which serve all rows
 // of one request. A warp takes one row and half of a tile. While a tile is multiplied, the next one is
 // copied.
-#include "index.cuh"
-#include "tensor_core.cuh"
+#include "index_tensor.cuh"
 
 #define ROWS 4
 #define KEYS 128
 #define SLOTS 1024
-#define HEADS 32
-#define DIM 128
-#define CHUNK 8              // values of a copy, 16 bytes
-#define CHUNKS (DIM / CHUNK) // of a head or key
-#define OWN (KEYS / 2)       // keys of a warp
 
+static_assert(KEYS == 2 * OWN, "two warps for each row");
 static_assert(THREADS == 32 * 2 * ROWS, "two warps for each row");
 
 // Of a block, in dynamic shared memory.
@@ -46,7 +41,6 @@ __device__ __forceinline__ void copy_keys(const IndexArgs &args, uint32_t reques
 }
 
 // Sums over heads of weight * relu(query . key) for the warp's keys: lane l gets keys 2 l and 2 l + 1.
-// The lane's head weights are those of heads l / 4, and 8, 16 and 24 on.
 __device__ __forceinline__ float2 score_keys(const bf16 *queries, const bf16 *tile, uint32_t first_key,
                                              const float (&head_weights)[4]) {
     const uint32_t lane = threadIdx.x % 32;
@@ -71,42 +65,8 @@ __device__ __forceinline__ float2 score_keys(const bf16 *queries, const bf16 *ti
     }
     float scores[OWN / 8][2];
 #pragma unroll
-    for (int j = 0; j < OWN / 8; j++)
-#pragma unroll
-        for (int column = 0; column < 2; column++) {
-            float score = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float x = sums[i / 2][j][i % 2 * 2 + column];
-                // fmaxf would turn a NaN into 0 and hide it.
-                score += head_weights[i] * (x <= 0.0f ? 0.0f : x);
-            }
-            scores[j][column] = score;
-        }
-    // Over the lanes that have the key's other heads. Of the columns that both lanes of a pair have,
-    // the upper lane goes on with the upper half: in the end lane l has those of matrix l / 4.
-#pragma unroll
-    for (int held = OWN / 16, step = 16; held > 0; held /= 2, step /= 2) {
-        const bool upper = lane & step;
-#pragma unroll
-        for (int j = 0; j < held; j++)
-#pragma unroll
-            for (int column = 0; column < 2; column++) {
-                const float kept = upper ? scores[j + held][column] : scores[j][column];
-                const float given = upper ? scores[j][column] : scores[j + held][column];
-                scores[j][column] = kept + __shfl_xor_sync(FULL_WARP, given, step);
-            }
-    }
-    return make_float2(scores[0][0], scores[0][1]);
-}
-
-__device__ __forceinline__ void write_score(const IndexArgs &args, const Row &row, float *work, uint32_t slot,
-                                            bool there, float score) {
-    if (slot >= row.slots) return;
-    work[slot] = there ? score : -INFINITY;
-    if (!there) return;
-    if (isnan(score)) atomicMin(at<uint32_t>(args.fault), args.code);
-    if (args.scores != 0) at<float>(args.scores)[row.row * args.most + slot] = score;
+    for (int j = 0; j < OWN / 8; j++) weigh(sums[0][j], sums[1][j], head_weights, scores[j]);
+    return fold_scores(scores);
 }
 
 // Block b takes slots SLOTS * (b % tiles) on of rows ROWS * (b / tiles) on of the chunk, which has
@@ -128,9 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) index_scores_tensor(con
     }
     close_copies();
     float head_weights[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        head_weights[i] = load(at<const bf16>(args.head_weights) + own.row * HEADS + lane / 4 + 8 * i) * args.scale;
+    load_head_weights(args, own.row, head_weights);
     float *work = at<float>(args.work) + (size_t)own_index * args.slots;
 
     // Rows of the same request share keys; each request among the rows takes a pass.
@@ -163,8 +121,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) index_scores_tensor(con
             const float2 scores =
                 score_keys(shared.queries[warp / 2], shared.keys[stage], first_key, head_weights);
             const uint32_t key = first_key + 2 * lane;
-            write_score(args, own, work, first + key, shared.there[stage][key], scores.x);
-            write_score(args, own, work, first + key + 1, shared.there[stage][key + 1], scores.y);
+            const uint32_t slot = first + key; // an entry's own number
+            write_score(args, own, work, slot, slot, shared.there[stage][key], scores.x);
+            write_score(args, own, work, slot + 1, slot + 1, shared.there[stage][key + 1], scores.y);
         }
     }
 }

@@ -1,29 +1,33 @@
 //! The indexer's choice.
 #![allow(unsafe_code)]
 
-use candle_core::{DType, Device, Result, Tensor};
-use replay_cuda::kernel::Kernel;
+use candle_core::{DType, Result, Tensor};
+use replay_cuda::kernel::{Grid, Kernel};
 
 use super::launch::{
     ByAct, by_act, count, expect, expect_fours, grid, has_shared, kernel, kernel_args, output, run,
     tensors,
 };
 use crate::{
-    memory::workspace::INDEX_SCORES,
-    ops::index::{Choice, Chosen, IndexKeys, IndexQueries, Level},
+    ops::index::{Chosen, IndexKeys, IndexQueries, Level},
     rows::DeviceRows,
 };
+
+mod sizes;
+
+pub(super) use sizes::{Outputs, Sizes};
 
 const OP: &str = "choose-entries";
 
 const SCORES: ByAct = by_act!("index", INDEX, "index_scores");
 const CHOOSE: Kernel = kernel!("index", INDEX, "index_choose");
 
-/// On tensor cores, for bf16 rows that choose from all they see.
+/// On tensor cores, for bf16 rows that choose from all they see, or from blocks that were kept before.
 const SCORES_TENSOR: Kernel = kernel!("index_tensor", INDEX_TENSOR, "index_scores_tensor");
+const SCORES_KEPT: Kernel = kernel!("index_kept", INDEX_KEPT, "index_scores_kept");
 
-/// What it is made for: heads, channels, rows of a block and slots that it scores; and the shared
-/// memory it takes.
+/// What they are made for: heads, channels, rows of a block and slots that it scores. The second has a
+/// warp for each row, and takes no shared memory; the first takes so much.
 const TENSOR_HEADS: usize = 32;
 const TENSOR_DIM: usize = 128;
 const TENSOR_ROWS: usize = 4;
@@ -38,9 +42,6 @@ const THREADS: u32 = 256;
 const CHOOSERS: u32 = 1024;
 const SLOTS: usize = 256;
 const PASS_HEADS: usize = 16;
-
-/// Scores that are held at a time: 128 MiB of them. Rows beyond that are taken later.
-const WORK_SCORES: usize = INDEX_SCORES;
 
 kernel_args! {
     struct IndexArgs {
@@ -75,116 +76,6 @@ pub(in crate::ops) fn choose_entries(
         )?;
     }
     Ok(outputs.into())
-}
-
-/// How many there are of everything.
-pub(super) struct Sizes {
-    rows: usize,
-    heads: usize,
-    dim: usize,
-    /// Entries that any row sees.
-    most: usize,
-    /// Entries that any row chooses from, with the vacant ones of the blocks kept before.
-    slots: usize,
-    /// Blocks kept before; 0: a row chooses from all it sees.
-    kept: usize,
-    topk: usize,
-    /// Blocks to keep; 0: none are.
-    top_blocks: usize,
-    /// Blocks of visible entries, if some are to be kept.
-    blocks: usize,
-    block_size: usize,
-    /// Rows whose scores are held at a time.
-    pub(super) chunk: usize,
-}
-
-impl Sizes {
-    pub(super) fn of(
-        queries: &IndexQueries<'_>,
-        keys: &IndexKeys<'_>,
-        level: Level<'_>,
-        most: usize,
-    ) -> Result<Self> {
-        let (rows, heads) = queries.head_weights.dims2()?;
-        let (kept, top_blocks, block_size) = match level {
-            Level::Single => (0, 0, 1),
-            Level::Source(c) => (0, c.top_blocks, c.block_size),
-            Level::Within(kept, block_size) => (kept.width, 0, block_size),
-        };
-        let slots = match level {
-            Level::Within(..) => most
-                .next_multiple_of(block_size)
-                .min(kept.saturating_mul(block_size)),
-            _ => most,
-        };
-        let blocks = if top_blocks > 0 {
-            most.div_ceil(block_size)
-        } else {
-            0
-        };
-        let sizes = Self {
-            rows,
-            heads,
-            dim: keys.pool.data().dim(1)?,
-            most,
-            slots,
-            kept,
-            topk: queries.topk,
-            top_blocks,
-            blocks,
-            block_size,
-            chunk: (WORK_SCORES / slots.max(1)).clamp(1, rows.max(1)),
-        };
-        let none = match level {
-            Level::Single => false,
-            Level::Source(_) => top_blocks == 0,
-            Level::Within(..) => kept == 0,
-        };
-        if none || sizes.topk == 0 || heads == 0 {
-            candle_core::bail!("{OP}: expected heads, and entries and blocks to choose, got none");
-        }
-        Ok(sizes)
-    }
-}
-
-/// What the kernels write, all of `[rows, ...]`.
-pub(super) struct Outputs {
-    choice: Tensor,
-    candidates: Option<Tensor>,
-    scores: Option<Tensor>,
-}
-
-impl Outputs {
-    pub(super) fn new(sizes: &Sizes, device: &Device, want_scores: bool) -> Result<Self> {
-        let list = |width| output(&[sizes.rows, width], DType::U32, device);
-        let n = sizes.rows * sizes.most;
-        let scores = || {
-            // A device has no memory of 0 bytes.
-            let scores = Tensor::full(f32::NEG_INFINITY, n.max(1), device)?;
-            scores.narrow(0, 0, n)?.reshape((sizes.rows, sizes.most))
-        };
-        Ok(Self {
-            choice: list(sizes.topk)?,
-            candidates: (sizes.top_blocks > 0)
-                .then(|| list(sizes.top_blocks))
-                .transpose()?,
-            scores: want_scores.then(scores).transpose()?,
-        })
-    }
-}
-
-impl From<Outputs> for Chosen {
-    fn from(outputs: Outputs) -> Self {
-        let choice = |entries: Tensor| Choice {
-            width: entries.dims()[1],
-            entries,
-        };
-        Self {
-            choice: choice(outputs.choice),
-            candidates: outputs.candidates.map(choice),
-            scores: outputs.scores,
-        }
-    }
 }
 
 /// Chooses for rows that are on the device; pad rows, whose request is none, choose nothing.
@@ -288,42 +179,49 @@ impl Operands<'_> {
             ("fault", self.fault),
         ];
         let tensors = tensors(OP, &read, &written)?;
-        let on_tensor_cores = self.fits_tensor_cores(sizes)?;
-        let at_once = if on_tensor_cores { TENSOR_SLOTS } else { SLOTS };
-        let tiles = sizes.slots.div_ceil(at_once);
+        let (kernel, tiles, score) = self.scoring(sizes, rows.len())?;
         let args = self.args(sizes, &rows, tiles)?;
-        let (kernel, score) = if on_tensor_cores {
-            let blocks = rows.len().div_ceil(TENSOR_ROWS) * tiles;
-            (SCORES_TENSOR, grid(blocks, THREADS, TENSOR_SHARED)?)
-        } else {
-            let heads = sizes.heads.next_multiple_of(PASS_HEADS);
-            let shared = heads * (sizes.dim + 1) * size_of::<f32>();
-            let kernel = SCORES.of(self.queries.queries.dtype())?;
-            (kernel, grid(rows.len() * tiles, THREADS, shared)?)
-        };
         let choose = grid(rows.len(), CHOOSERS, 0)?;
         // SAFETY: a block for each row of the chunk, or for so many of its slots, with room for the
         // row's heads, or the same for TENSOR_ROWS rows whose heads and channels are those that the
-        // kernel is made for; `work` and `best` have a row for each row of a chunk. Shapes were
-        // compared; the kernels compare every request, entry, block and page with the counts, which
-        // are those of the tensors, and read aligned fours of channels.
+        // kernel is made for, and aligned as it reads them; `work` and `best` have a row for each row
+        // of a chunk. Shapes were compared; the kernels compare every request, entry, block and page
+        // with the counts, which are those of the tensors, and read aligned fours of channels.
         unsafe {
             run(kernel, &tensors, score, &args)?;
             run(CHOOSE, &tensors, choose, &args)
         }
     }
 
-    /// Whether `index_scores_tensor` takes the rows. Few of them are too little work for it.
+    /// The kernel that scores `n_rows` rows, the blocks that it has for each of them or for
+    /// `TENSOR_ROWS`, and the grid of both.
+    fn scoring(&self, sizes: &Sizes, n_rows: usize) -> Result<(Kernel, usize, Grid)> {
+        if self.fits_tensor_cores(sizes)? {
+            let tiles = sizes.slots.div_ceil(TENSOR_SLOTS);
+            let blocks = n_rows.div_ceil(TENSOR_ROWS) * tiles;
+            let (kernel, threads, shared) = match sizes.kept {
+                0 => (SCORES_TENSOR, THREADS, TENSOR_SHARED),
+                _ => (SCORES_KEPT, 32 * TENSOR_ROWS as u32, 0),
+            };
+            return Ok((kernel, tiles, grid(blocks, threads, shared)?));
+        }
+        let tiles = sizes.slots.div_ceil(SLOTS);
+        let heads = sizes.heads.next_multiple_of(PASS_HEADS);
+        let shared = heads * (sizes.dim + 1) * size_of::<f32>();
+        let kernel = SCORES.of(self.queries.queries.dtype())?;
+        Ok((kernel, tiles, grid(n_rows * tiles, THREADS, shared)?))
+    }
+
+    /// Whether the kernels for tensor cores take the rows. Few of them are too little work for those.
     fn fits_tensor_cores(&self, sizes: &Sizes) -> Result<bool> {
         let aligned = |tensor: &Tensor| tensor.layout().start_offset().is_multiple_of(8);
         let (queries, keys) = (self.queries.queries, self.keys.pool.data());
         Ok(queries.dtype() == DType::BF16
             && (sizes.heads, sizes.dim) == (TENSOR_HEADS, TENSOR_DIM)
-            && sizes.kept == 0
             && sizes.rows >= 4 * TENSOR_ROWS
             && aligned(queries)
             && aligned(keys)
-            && has_shared(queries.device(), TENSOR_SHARED)?)
+            && (sizes.kept > 0 || has_shared(queries.device(), TENSOR_SHARED)?))
     }
 
     /// The argument of both kernels, from the addresses.

@@ -5,10 +5,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::{
-    super::index::{Outputs, Sizes, choose},
-    ACTS, Draw, Sparse, assert_close, gpu, on, plain, small, values,
-};
+use super::{ACTS, Draw, Sparse, assert_close, gpu, on, plain, small, values};
 use crate::{
     cache::{PageLists, PagedRows},
     config::CandidateConfig,
@@ -16,8 +13,11 @@ use crate::{
         Act, Choice, FaultWord, Faults, IndexKeys, IndexQueries, Level, Site, choose_entries,
         index::Chosen, topk::keep_best,
     },
-    rows::{DeviceRows, Rows},
+    rows::Rows,
 };
+
+mod kept;
+mod pads;
 
 /// Sizes of a case.
 #[derive(Clone, Copy)]
@@ -219,7 +219,7 @@ fn gpu_choice_with_ties() {
             shape(64, 4, 1, 64, (100, 3)),
             shape(4, 64, 3, 500, (30, 8)),
             shape(1, 4, 512, 4, (3, 8)),
-            // In bf16 on tensor cores, but for what a row keeps of its blocks.
+            // In bf16 on tensor cores.
             shape(32, 128, 1, 40, (9, 8)),
         ] {
             let scene = Scene::new(shape, act, &REQUESTS, true, &mut draw);
@@ -333,48 +333,4 @@ fn check_reports(device: &Device, mut scene: Scene<'_>) {
     let blocks: Vec<u32> = blocks.collect();
     kept.entries = Tensor::from_vec(blocks, kept.entries.dims(), device).unwrap();
     assert_eq!(run(Level::Within(&kept, 4)), None);
-}
-
-/// Pad rows of a graph choose nothing, and the others do not depend on how many rows are scored at a
-/// time.
-#[test]
-fn gpu_choice_of_a_row_depends_on_no_other() {
-    let (device, mut draw) = (gpu(), Draw::new());
-    let shape = shape(4, 16, 1, 8, (6, 4));
-    let scene = Scene::new(shape, Act::F32, &REQUESTS, true, &mut draw);
-    let source = Level::Source(shape.candidates);
-    let whole = scene.run(&device, source, false);
-    let word = FaultWord::new(&device).unwrap();
-    scene.on(&device, Some(&word), |queries, keys| {
-        let rows = queries.rows.on_device().unwrap();
-        let pads = Tensor::full(Choice::NONE, 2, &device).unwrap();
-        let cat = |a: &Tensor, b: &Tensor| Tensor::cat(&[a, b], 0).unwrap();
-        let more = |tensor: &Tensor| cat(tensor, &tensor.narrow(0, 0, 2).unwrap());
-        let padded = DeviceRows {
-            positions: cat(&rows.positions, &pads),
-            requests: cat(&rows.requests, &pads),
-            spans: rows.spans.clone(),
-        };
-        let (q, weights) = (more(queries.queries), more(queries.head_weights));
-        let queries = IndexQueries {
-            queries: &q,
-            head_weights: &weights,
-            ..*queries
-        };
-        let most = queries.rows.most_entries(keys.ratio);
-        let mut sizes = Sizes::of(&queries, keys, source, most).unwrap();
-        sizes.chunk = 3;
-        let outputs = Outputs::new(&sizes, &device, false).unwrap();
-        choose(&queries, &padded, keys, source, &sizes, &outputs).unwrap();
-        let chosen = Chosen::from(outputs);
-        for (got, whole) in [
-            (&chosen.choice, &whole.choice),
-            (&chosen.candidates.unwrap(), &whole.candidates.unwrap()),
-        ] {
-            let (got, whole) = (lists(got), lists(whole));
-            assert_eq!(got[..whole.len()], whole);
-            assert!(got[whole.len()..].iter().all(Vec::is_empty));
-        }
-    });
-    assert_eq!(word.take().unwrap(), None);
 }
