@@ -1,4 +1,10 @@
 // What the indexer's kernels take, and what a row may choose from.
+//
+// `index_scores` and its kin score the entries that a row may choose from, `index_choose` chooses. They
+// number these entries by slots: all visible entries, or those of the blocks that were kept before. A
+// slot may be vacant. Slots ascend with the entries, so the lower of two slots is the lower entry.
+//
+// Rows are taken in chunks, because the scores between the two kernels take memory.
 #pragma once
 
 #include "tiles.cuh"
@@ -14,7 +20,7 @@ struct IndexArgs {
     uint64_t pages;        // u32 [n_requests, max_pages]
     uint64_t within;       // u32 [rows, kept]: the blocks a row may choose from, up to the first NONE
     uint64_t work;         // f32 [rows of a chunk, slots]: scores, -inf for a vacant slot; written
-    uint64_t best;         // f32 [rows of a chunk, blocks]: room for the scores of blocks; written
+    uint64_t best;         // u32 [rows of a chunk, blocks]: room for numbers of blocks; written
     uint64_t scores;       // f32 [rows, most]: a copy of the scores, by entry; written. 0: not wanted
     uint64_t choice;       // u32 [rows, topk], ascending, then NONE; written
     uint64_t candidates;   // u32 [rows, top_blocks], ascending, then NONE; written
@@ -38,7 +44,7 @@ struct IndexArgs {
     uint32_t code;
     uint32_t chunk_rows;
     float scale;           // of a head's weight
-    uint32_t padding;
+    uint32_t held;         // numbers that index_choose has room for in shared memory
 };
 
 // A row of a chunk, and what it may choose from.

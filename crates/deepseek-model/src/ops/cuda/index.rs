@@ -20,7 +20,7 @@ pub(super) use sizes::{Outputs, Sizes};
 const OP: &str = "choose-entries";
 
 const SCORES: ByAct = by_act!("index", INDEX, "index_scores");
-const CHOOSE: Kernel = kernel!("index", INDEX, "index_choose");
+const CHOOSE: Kernel = kernel!("index_choose", INDEX_CHOOSE, "index_choose");
 
 /// On tensor cores, for bf16 rows that choose from all they see, or from blocks that were kept before.
 const SCORES_TENSOR: Kernel = kernel!("index_tensor", INDEX_TENSOR, "index_scores_tensor");
@@ -50,7 +50,7 @@ kernel_args! {
         first_row: u32, tiles: u32, slots: u32, blocks: u32, most: u32, ratio: u32, topk: u32,
         top_blocks: u32, kept: u32, block_size: u32, heads: u32, dim: u32, n_requests: u32,
         max_pages: u32, per_page: u32, pool_rows: u32, code: u32, chunk_rows: u32, scale: f32,
-        padding: u32,
+        held: u32,
     }
 }
 
@@ -92,7 +92,7 @@ pub(super) fn choose(
     let (no_list, chunk) = (rows.positions.narrow(0, 0, 0)?, sizes.chunk);
     let no_table = no_list.reshape((0, 1))?;
     let work = output(&[chunk, sizes.slots.max(1)], DType::F32, device)?;
-    let best = output(&[chunk, sizes.blocks.max(1)], DType::F32, device)?;
+    let best = output(&[chunk, sizes.blocks.max(1)], DType::U32, device)?;
     let scores = outputs.scores.clone();
     let scores = scores.unwrap_or(work.narrow(0, 0, 0)?);
     let (fault, code) = queries.faults.target()?;
@@ -181,12 +181,13 @@ impl Operands<'_> {
         let tensors = tensors(OP, &read, &written)?;
         let (kernel, tiles, score) = self.scoring(sizes, rows.len())?;
         let args = self.args(sizes, &rows, tiles)?;
-        let choose = grid(rows.len(), CHOOSERS, 0)?;
+        let choose = grid(rows.len(), CHOOSERS, sizes.held * size_of::<u32>())?;
         // SAFETY: a block for each row of the chunk, or for so many of its slots, with room for the
         // row's heads, or the same for TENSOR_ROWS rows whose heads and channels are those that the
         // kernel is made for, and aligned as it reads them; `work` and `best` have a row for each row
-        // of a chunk. Shapes were compared; the kernels compare every request, entry, block and page
-        // with the counts, which are those of the tensors, and read aligned fours of channels.
+        // of a chunk, and a block that chooses room for `held` numbers. Shapes were compared; the
+        // kernels compare every request, entry, block and page with the counts, which are those of the
+        // tensors, and read aligned fours of channels.
         unsafe {
             run(kernel, &tensors, score, &args)?;
             run(CHOOSE, &tensors, choose, &args)
@@ -263,7 +264,7 @@ impl Operands<'_> {
             pool_rows: count(self.keys.pool.data().dim(0)?)?,
             code: self.code,
             chunk_rows: count(rows.len())?,
-            padding: 0,
+            held: count(sizes.held)?,
             scale: 1.0 / (sizes.heads as f32).sqrt() / (sizes.dim as f32).sqrt(),
         };
         Ok(move |a: &[u64]| IndexArgs {

@@ -1,6 +1,7 @@
 //! How many there are of everything when entries are chosen, and what is written.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Error, Result, Tensor};
+use replay_cuda::kernel::shared_limit;
 
 use super::{super::launch::output, OP};
 use crate::{
@@ -10,6 +11,11 @@ use crate::{
 
 /// Scores that are held at a time: 128 MiB of them. Rows beyond that are taken later.
 const WORK_SCORES: usize = INDEX_SCORES;
+
+/// Shared memory that `index_choose` has for other things, rounded up, and rows that do not fill a
+/// large device.
+const CHOOSE_STATIC: usize = 2048;
+const FEW_ROWS: usize = 128;
 
 /// How many there are of everything.
 pub(in super::super) struct Sizes {
@@ -30,6 +36,8 @@ pub(in super::super) struct Sizes {
     pub(super) block_size: usize,
     /// Rows whose scores are held at a time.
     pub(in super::super) chunk: usize,
+    /// Numbers of slots and blocks that a block of `index_choose` has room for in shared memory.
+    pub(in super::super) held: usize,
 }
 
 impl Sizes {
@@ -56,6 +64,7 @@ impl Sizes {
         } else {
             0
         };
+        let chunk = (WORK_SCORES / slots.max(1)).clamp(1, rows.max(1));
         let sizes = Self {
             rows,
             heads,
@@ -67,7 +76,8 @@ impl Sizes {
             top_blocks,
             blocks,
             block_size,
-            chunk: (WORK_SCORES / slots.max(1)).clamp(1, rows.max(1)),
+            chunk,
+            held: held(queries.queries.device(), slots + blocks, chunk)?,
         };
         let none = match level {
             Level::Single => false,
@@ -79,6 +89,19 @@ impl Sizes {
         }
         Ok(sizes)
     }
+}
+
+/// So many of `needed` numbers as shared memory holds. Where it does not hold them all, a step of few
+/// rows gets all that there is, for those of its rows that see less than the widest; with many rows,
+/// more blocks on a multiprocessor are better than a few rows that fit.
+fn held(device: &Device, needed: usize, rows: usize) -> Result<usize> {
+    let limit = shared_limit(device).map_err(Error::wrap)?;
+    let room = limit.saturating_sub(CHOOSE_STATIC) / size_of::<u32>();
+    Ok(match needed <= room {
+        true => needed,
+        false if rows <= FEW_ROWS => room,
+        false => 0,
+    })
 }
 
 /// What the kernels write, all of `[rows, ...]`.

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Pad rows of a graph choose nothing, and the others do not depend on how many rows are scored at a
-/// time.
+/// time, nor on how many of their numbers shared memory holds.
 #[test]
 fn gpu_choice_of_a_row_depends_on_no_other() {
     let (device, mut draw) = (gpu(), Draw::new());
@@ -30,18 +30,21 @@ fn gpu_choice_of_a_row_depends_on_no_other() {
             width: kept.width,
         };
         let size = shape.candidates.block_size;
-        check_alone(&device, &scene, source, source);
-        check_alone(
-            &device,
-            &scene,
-            Level::Within(&kept, size),
-            Level::Within(&more, size),
-        );
+        let within = (Level::Within(&kept, size), Level::Within(&more, size));
+        for held in [None, Some(0), Some(20), Some(200)] {
+            check_alone(&device, &scene, (source, source), held);
+            check_alone(&device, &scene, within, held);
+        }
     }
 }
 
 /// `padded` is the level for the rows and two pad rows.
-fn check_alone(device: &Device, scene: &Scene<'_>, level: Level<'_>, padded: Level<'_>) {
+fn check_alone(
+    device: &Device,
+    scene: &Scene<'_>,
+    (level, padded): (Level<'_>, Level<'_>),
+    held: Option<usize>,
+) {
     let whole = scene.run(device, level, false);
     let word = FaultWord::new(device).unwrap();
     scene.on(device, Some(&word), |queries, keys| {
@@ -63,6 +66,7 @@ fn check_alone(device: &Device, scene: &Scene<'_>, level: Level<'_>, padded: Lev
         let most = queries.rows.most_entries(keys.ratio);
         let mut sizes = Sizes::of(&queries, keys, padded, most).unwrap();
         sizes.chunk = 3;
+        sizes.held = held.unwrap_or(sizes.held);
         let outputs = Outputs::new(&sizes, device, false).unwrap();
         choose(&queries, &rows, keys, padded, &sizes, &outputs).unwrap();
         let chosen = Chosen::from(outputs);
