@@ -18,8 +18,10 @@ struct AttentionArgs {
     uint64_t pages;     // u32 [n_requests, max_pages]
     uint64_t sink;      // f32 [heads]
     uint64_t out;       // T [rows, heads, dim], written
+    uint64_t sums;      // f32 [rows, splits, heads, dim]: what each split adds up; written if keys are split
+    uint64_t totals;    // f32 [rows, splits, heads, 2]: its greatest score and its weights; the same
     uint32_t heads;
-    uint32_t dim; // a multiple of 4, at most 512; of attention_tensor DIM
+    uint32_t dim; // a multiple of 4, at most 512; DIM of the kernels for tensor cores
     uint32_t n_requests;
     uint32_t entering;
     uint32_t ring_rows;
@@ -29,7 +31,9 @@ struct AttentionArgs {
     uint32_t pool_rows;
     uint32_t per_page;
     uint32_t max_pages;
-    float scale; // of a product
+    uint32_t splits;     // of the keys of a row; 0: they are not split
+    uint32_t split_keys; // of a split, a multiple of KEYS of the kernel
+    float scale;         // of a product
 };
 
 // Where the keys of one row lie: its window, oldest first, then its chosen entries.

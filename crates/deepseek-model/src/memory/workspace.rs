@@ -19,6 +19,12 @@ pub struct StepSize {
 /// Index scores that are held at a time, 128 MiB of them; more rows take turns.
 pub(crate) const INDEX_SCORES: usize = 32 << 20;
 
+/// Blocks that attention over few rows takes at most. In bf16, with as many channels, each of them
+/// leaves sums of so many heads and two numbers more.
+pub(crate) const ATTENTION_BLOCKS: usize = 264;
+pub(crate) const ATTENTION_DIM: usize = 512;
+pub(crate) const ATTENTION_HEADS: usize = 16;
+
 /// What libraries take for themselves: cuBLAS by its documentation 32 MiB on the GPUs that take most,
 /// and as much again for the code of kernels, which is loaded when it is first needed.
 pub(super) const LIBRARIES: u64 = 64 << 20;
@@ -28,7 +34,7 @@ pub(super) const LIBRARIES: u64 = 64 << 20;
 /// This is an upper estimate: of a layer's parts, of which one runs after the other, the largest
 /// counts, and of that part every tensor, as if none were dropped before its end. Beside it count the
 /// residual streams, as they are handed from part to part and gathered at the cut, the chosen
-/// entries, the index scores, and the logits. Sizes that no memory holds saturate.
+/// entries, the index scores, what attention adds up in parts, and the logits. Sizes that no memory holds saturate.
 pub(crate) fn workspace_bytes(config: &Config, dtype: DType, step: StepSize) -> u64 {
     let act = dtype.size_in_bytes() as u64;
     let w = Widths::of(config);
@@ -38,7 +44,13 @@ pub(crate) fn workspace_bytes(config: &Config, dtype: DType, step: StepSize) -> 
     let of_rows = (row.always() + largest).saturating_mul(step.rows as u64);
     let of_logits = row.logits().saturating_mul(step.logit_rows as u64);
     let of_index = index_bytes(config, step);
-    [of_rows, of_logits, of_index]
+    let of_splits = match dtype {
+        DType::BF16 if config.head_dim == ATTENTION_DIM => {
+            (ATTENTION_BLOCKS * ATTENTION_HEADS * (ATTENTION_DIM + 2)) as u64 * F32
+        }
+        _ => 0,
+    };
+    [of_rows, of_logits, of_index, of_splits]
         .into_iter()
         .fold(0, u64::saturating_add)
 }

@@ -2,13 +2,14 @@
 #![allow(unsafe_code)]
 
 use candle_core::{DType, Result, Tensor};
-use replay_cuda::kernel::Kernel;
+use replay_cuda::{Arguments, kernel::Kernel};
 
 use super::launch::{
     ByAct, by_act, count, expect, expect_fours, grid, has_shared, kernel, kernel_args, output, run,
     tensors,
 };
 use crate::{
+    memory::workspace::{ATTENTION_BLOCKS, ATTENTION_DIM, ATTENTION_HEADS},
     ops::attention::{EntryKeys, KvStart, WindowKeys},
     rows::{DeviceRows, Rows},
 };
@@ -18,18 +19,27 @@ const OP: &str = "attention";
 const ATTENTION: ByAct = by_act!("attention", ATTENTION, "attention");
 const ATTENTION_FEW: ByAct = by_act!("attention", ATTENTION, "attention_few");
 
-/// On tensor cores, for many rows.
+/// On tensor cores: for many rows, and for few, whose keys are split over blocks and joined.
 const ATTENTION_TENSOR: Kernel = kernel!("attention_tensor", ATTENTION_TENSOR, "attention_tensor");
+const ATTENTION_SPLIT: Kernel = kernel!("attention_split", ATTENTION_SPLIT, "attention_split");
+const ATTENTION_JOIN: Kernel = kernel!("attention_split", ATTENTION_SPLIT, "attention_join");
 
-/// What it is made for: bf16, as many channels, heads of a block; and the shared memory it takes.
-const TENSOR_DIM: usize = 512;
+/// What they are made for: bf16, as many channels, heads of a block of either, keys of a tile; threads
+/// of a block that joins.
+const TENSOR_DIM: usize = ATTENTION_DIM;
 const TENSOR_HEADS: usize = 64;
+const SPLIT_HEADS: usize = ATTENTION_HEADS;
 const TENSOR_KEYS: usize = 64;
-const TENSOR_SHARED: usize = (TENSOR_HEADS + 2 * TENSOR_KEYS) * TENSOR_DIM * 2
-    + TENSOR_HEADS * (TENSOR_KEYS + 16) * 4
-    + TENSOR_HEADS * (TENSOR_KEYS + 8) * 2
-    + TENSOR_HEADS * 4
-    + 2 * TENSOR_KEYS;
+const JOINERS: u32 = 128;
+
+/// The shared memory that they take with so many heads of a block.
+const fn tensor_shared(heads: usize) -> usize {
+    (heads + 2 * TENSOR_KEYS) * TENSOR_DIM * 2
+        + heads * (TENSOR_KEYS + 16) * 4
+        + heads * (TENSOR_KEYS + 8) * 2
+        + heads * 4
+        + 2 * TENSOR_KEYS
+}
 
 /// What the other kernels are made for: threads of a block, the widest head, keys of a tile, and heads of a
 /// block of either kernel.
@@ -39,15 +49,18 @@ const TILE: usize = 32;
 const HEADS: usize = 16;
 const FEW_HEADS: usize = 4;
 
-/// Blocks that keep a large device busy: two on each multiprocessor of an H200.
-const ENOUGH_BLOCKS: usize = 264;
+/// Blocks that keep a large device busy: two on each multiprocessor of an H200, or one of those that
+/// take most of its shared memory.
+const ENOUGH_BLOCKS: usize = ATTENTION_BLOCKS;
+const ENOUGH_SPLITS: usize = ENOUGH_BLOCKS / 2;
 
 kernel_args! {
     struct AttentionArgs {
         q: u64, positions: u64, requests: u64, spans: u64, kv_start: u64, current: u64, ring: u64,
-        choice: u64, pool: u64, pages: u64, sink: u64, out: u64,
+        choice: u64, pool: u64, pages: u64, sink: u64, out: u64, sums: u64, totals: u64,
         heads: u32, dim: u32, n_requests: u32, entering: u32, ring_rows: u32, capacity: u32,
-        window: u32, width: u32, pool_rows: u32, per_page: u32, max_pages: u32, scale: f32,
+        window: u32, width: u32, pool_rows: u32, per_page: u32, max_pages: u32, splits: u32,
+        split_keys: u32, scale: f32,
     }
 }
 
@@ -170,6 +183,76 @@ impl Operands<'_> {
     }
 
     fn launch(&self, out: &Tensor) -> Result<()> {
+        let (n_rows, n_heads) = (self.q.dim(0)?, self.sink.dim(0)?);
+        let few = n_rows * n_heads.div_ceil(HEADS) < ENOUGH_BLOCKS;
+        if few && self.fits_tensor_cores(SPLIT_HEADS)? {
+            return self.launch_split(out);
+        }
+        let dim = self.window.current.dim(1)?;
+        let plain = |at_once: usize| (at_once + TILE) * dim * size_of::<f32>();
+        let (kernel, at_once, shared_bytes) = if few {
+            let kernel = ATTENTION_FEW.of(self.q.dtype())?;
+            (kernel, FEW_HEADS, plain(FEW_HEADS))
+        } else if self.fits_tensor_cores(TENSOR_HEADS)? {
+            (ATTENTION_TENSOR, TENSOR_HEADS, tensor_shared(TENSOR_HEADS))
+        } else {
+            (ATTENTION.of(self.q.dtype())?, HEADS, plain(HEADS))
+        };
+        let grid = grid(n_rows * n_heads.div_ceil(at_once), THREADS, shared_bytes)?;
+        let nothing = self.rows.positions.narrow(0, 0, 0)?;
+        let tensors = self.tensors([out, &nothing, &nothing])?;
+        let args = self.args(Split { n: 0, keys: 0 })?;
+        // SAFETY: a block for each row and `at_once` heads, with room for as many queries and a tile
+        // of keys, or for what `attention_tensor` has there, which takes rows of its width only,
+        // aligned as it reads them. Shapes were compared; the kernel compares every request, row, page
+        // and entry with the counts, which are those of the tensors, and reads aligned fours of
+        // channels.
+        unsafe { run(kernel, &tensors, grid, args) }
+    }
+
+    /// With keys split over blocks: a kernel for the splits, one that joins them.
+    fn launch_split(&self, out: &Tensor) -> Result<()> {
+        let (n_rows, n_heads) = (self.q.dim(0)?, self.sink.dim(0)?);
+        let groups = n_heads.div_ceil(SPLIT_HEADS);
+        let most_keys = self.window.window.get() as usize + self.entries.width;
+        let split = Split::of(n_rows, groups, most_keys);
+        let parts = n_rows * split.n * n_heads;
+        let sums = output(&[parts, TENSOR_DIM], DType::F32, self.q.device())?;
+        let totals = output(&[parts, 2], DType::F32, self.q.device())?;
+        let tensors = self.tensors([out, &sums, &totals])?;
+        let shared = tensor_shared(SPLIT_HEADS);
+        let add = grid(n_rows * groups * split.n, THREADS, shared)?;
+        let join = grid(n_rows * n_heads, JOINERS, 0)?;
+        let args = self.args(split)?;
+        // SAFETY: as in `launch`; a block for each row, SPLIT_HEADS heads and split, with room for
+        // what it holds there, and one for each row and head. Sums and totals have a place for each
+        // row, split and head, and what is read of them was written: the second kernel skips the
+        // splits whose totals say that they have no sums, and the rows for which there are neither.
+        unsafe {
+            run(ATTENTION_SPLIT, &tensors, add, &args)?;
+            run(ATTENTION_JOIN, &tensors, join, &args)
+        }
+    }
+
+    /// Whether the kernel for tensor cores that takes `at_once` heads in a block takes these.
+    fn fits_tensor_cores(&self, at_once: usize) -> Result<bool> {
+        let read = [
+            self.q,
+            self.window.current,
+            self.window.ring.data(),
+            &self.entries.pool,
+        ];
+        Ok(self.q.dtype() == DType::BF16
+            && self.window.current.dim(1)? == TENSOR_DIM
+            && read
+                .iter()
+                .all(|t| t.layout().start_offset().is_multiple_of(8))
+            && 2 * self.sink.dim(0)? >= at_once
+            && has_shared(self.q.device(), tensor_shared(at_once))?)
+    }
+
+    /// What the kernels read and write, in the order of their argument.
+    fn tensors<'a>(&'a self, [out, sums, totals]: [&'a Tensor; 3]) -> Result<Arguments<'a>> {
         let (window, entries) = (self.window, &self.entries);
         let read = [
             ("q", self.q),
@@ -184,64 +267,84 @@ impl Operands<'_> {
             ("pages", &entries.pages),
             ("sink", self.sink),
         ];
-        let tensors = tensors(OP, &read, &[("out", out)])?;
-        let (n_rows, n_heads) = (self.q.dim(0)?, self.sink.dim(0)?);
-        let (entering, n_dim) = window.current.dims2()?;
-        let few = n_rows * n_heads.div_ceil(HEADS) < ENOUGH_BLOCKS;
-        let fits_tensor_cores = self.q.dtype() == DType::BF16
-            && n_dim == TENSOR_DIM
-            && [self.q, window.current, window.ring.data(), &entries.pool]
-                .iter()
-                .all(|t| t.layout().start_offset().is_multiple_of(8))
-            && 2 * n_heads >= TENSOR_HEADS
-            && has_shared(self.q.device(), TENSOR_SHARED)?;
-        let plain = |at_once: usize| (at_once + TILE) * n_dim * size_of::<f32>();
-        let (kernel, at_once, shared_bytes) = match few {
-            true => (
-                ATTENTION_FEW.of(self.q.dtype())?,
-                FEW_HEADS,
-                plain(FEW_HEADS),
-            ),
-            false if fits_tensor_cores => (ATTENTION_TENSOR, TENSOR_HEADS, TENSOR_SHARED),
-            false => (ATTENTION.of(self.q.dtype())?, HEADS, plain(HEADS)),
+        let written = [("out", out), ("sums", sums), ("totals", totals)];
+        tensors(OP, &read, &written)
+    }
+
+    /// The argument of the kernels, from the addresses.
+    fn args(&self, split: Split) -> Result<impl Fn(&[u64]) -> AttentionArgs> {
+        let (window, entries) = (self.window, &self.entries);
+        let (entering, dim) = window.current.dims2()?;
+        let constants = AttentionArgs {
+            q: 0,
+            positions: 0,
+            requests: 0,
+            spans: 0,
+            kv_start: 0,
+            current: 0,
+            ring: 0,
+            choice: 0,
+            pool: 0,
+            pages: 0,
+            sink: 0,
+            out: 0,
+            sums: 0,
+            totals: 0,
+            heads: count(self.sink.dim(0)?)?,
+            dim: count(dim)?,
+            n_requests: count(self.spans.dim(0)?)?,
+            entering: count(entering)?,
+            ring_rows: count(window.ring.data().dim(0)?)?,
+            capacity: count(window.ring.capacity())?,
+            window: window.window.get(),
+            width: count(entries.width)?,
+            pool_rows: count(entries.pool.dim(0)?)?,
+            per_page: count(entries.per_page)?,
+            max_pages: count(entries.pages.dim(1)?)?,
+            splits: count(split.n)?,
+            split_keys: count(split.keys)?,
+            scale: 1.0 / (dim as f32).sqrt(),
         };
-        let grid = grid(n_rows * n_heads.div_ceil(at_once), THREADS, shared_bytes)?;
-        let (heads, dim) = (count(n_heads)?, count(n_dim)?);
-        let (n_requests, entering) = (count(self.spans.dim(0)?)?, count(entering)?);
-        let (ring_rows, pool_rows) = (window.ring.data().dim(0)?, entries.pool.dim(0)?);
-        let (ring_rows, pool_rows) = (count(ring_rows)?, count(pool_rows)?);
-        let (capacity, per_page) = (count(window.ring.capacity())?, count(entries.per_page)?);
-        let (width, max_pages) = (count(entries.width)?, count(entries.pages.dim(1)?)?);
-        // SAFETY: a block for each row and `at_once` heads, with room for as many queries and a tile
-        // of keys, or for what `attention_tensor` has there, which takes rows of its width only. Shapes were compared; the kernel compares every request, row, page and entry with
-        // the counts, which are those of the tensors, and reads aligned fours of channels.
-        unsafe {
-            run(kernel, &tensors, grid, |a| AttentionArgs {
-                q: a[0],
-                positions: a[1],
-                requests: a[2],
-                spans: a[3],
-                kv_start: a[4],
-                current: a[5],
-                ring: a[6],
-                choice: a[7],
-                pool: a[8],
-                pages: a[9],
-                sink: a[10],
-                out: a[11],
-                heads,
-                dim,
-                n_requests,
-                entering,
-                ring_rows,
-                capacity,
-                window: window.window.get(),
-                width,
-                pool_rows,
-                per_page,
-                max_pages,
-                scale: 1.0 / (n_dim as f32).sqrt(),
-            })
+        Ok(move |a: &[u64]| AttentionArgs {
+            q: a[0],
+            positions: a[1],
+            requests: a[2],
+            spans: a[3],
+            kv_start: a[4],
+            current: a[5],
+            ring: a[6],
+            choice: a[7],
+            pool: a[8],
+            pages: a[9],
+            sink: a[10],
+            out: a[11],
+            sums: a[12],
+            totals: a[13],
+            ..constants
+        })
+    }
+}
+
+/// How the keys of each row are split over blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Split {
+    /// Splits of a row.
+    pub(super) n: usize,
+    /// Keys of each but the last one, whole tiles.
+    pub(super) keys: usize,
+}
+
+impl Split {
+    /// Splits for rows of at most `most_keys` keys, whose heads fill `groups` blocks. All sizes up to a
+    /// power of two are split alike, so that a graph of such a size gives the bits of an eager step.
+    pub(super) fn of(n_rows: usize, groups: usize, most_keys: usize) -> Self {
+        let tiles = most_keys.div_ceil(TENSOR_KEYS).max(1);
+        let blocks = n_rows.next_power_of_two() * groups;
+        let n = (ENOUGH_SPLITS / blocks).clamp(1, tiles);
+        let of_split = tiles.div_ceil(n);
+        Self {
+            n: tiles.div_ceil(of_split),
+            keys: of_split * TENSOR_KEYS,
         }
     }
 }

@@ -12,6 +12,8 @@ use crate::{
     rows::{DeviceRows, Rows},
 };
 
+mod split;
+
 /// One request: its rows that enter the layer, of which the last `running` go through it.
 struct Request {
     slot: usize,
@@ -23,25 +25,16 @@ struct Request {
 
 const SLOTS: usize = 6;
 
-/// A first chunk, a later one, decode, one that was trimmed within the running rows, and one of which
-/// no row goes on.
-fn requests(longest: usize) -> Vec<Request> {
-    let request = |(slot, first_pos, entering, running, kv_start)| Request {
+/// From slots, first positions, entering and running rows, and bounds.
+fn requests(of: &[(usize, usize, usize, usize, u32)]) -> Vec<Request> {
+    let request = |&(slot, first_pos, entering, running, kv_start): &_| Request {
         slot,
         first_pos,
         entering,
         running,
         kv_start,
     };
-    [
-        (2, 0, longest, longest, 0),
-        (0, 37, 9, 4, 0),
-        (3, 100, 1, 1, 0),
-        (1, 50, 20, 6, 66),
-        (4, 7, 3, 0, 0),
-    ]
-    .map(request)
-    .into()
+    of.iter().map(request).collect()
 }
 
 /// Sizes of a case.
@@ -72,8 +65,20 @@ struct Scene {
 }
 
 impl Scene {
+    /// A first chunk, a later one, decode, one that was trimmed within the running rows, and one of
+    /// which no row goes on.
     fn new(shape: Shape, act: Act, draw: &mut Draw) -> Self {
-        let requests = requests(shape.longest);
+        let mixed = [
+            (2, 0, shape.longest, shape.longest, 0),
+            (0, 37, 9, 4, 0),
+            (3, 100, 1, 1, 0),
+            (1, 50, 20, 6, 66),
+            (4, 7, 3, 0, 0),
+        ];
+        Self::of(shape, act, requests(&mixed), draw)
+    }
+
+    fn of(shape: Shape, act: Act, requests: Vec<Request>, draw: &mut Draw) -> Self {
         let entering = rows(&Device::Cpu, &requests, |r| r.entering);
         let running = rows(&Device::Cpu, &requests, |r| r.running);
         let mut current = Sparse::new(entering.len(), shape.dim);
