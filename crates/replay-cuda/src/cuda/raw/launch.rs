@@ -128,6 +128,17 @@ pub fn shared_limit(device: &Device) -> Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
+/// Asks for a kernel's dynamic shared memory. What it was granted before is not taken back: a graph may
+/// hold launches that need more than the next one does.
+fn ask_for_shared(function: &CudaFunction, bytes: u32) -> Result<()> {
+    let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let bytes = bytes as i32;
+    if bytes > GRANTED_SHARED_BYTES as i32 && bytes > function.get_attribute(most).w()? {
+        function.set_attribute(most, bytes).w()?;
+    }
+    Ok(())
+}
+
 /// Launches a kernel on the stream of the arguments' device, once for each of what `launches` makes
 /// of the device addresses of `arguments`. The call does not wait for the kernel.
 ///
@@ -158,10 +169,7 @@ pub unsafe fn launch<A: DeviceRepr>(
                 continue;
             }
             let function = kernel.on(device)?;
-            if grid.shared_bytes > GRANTED_SHARED_BYTES {
-                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                function.set_attribute(most, grid.shared_bytes as i32).w()?;
-            }
+            ask_for_shared(&function, grid.shared_bytes)?;
             let config = LaunchConfig {
                 grid_dim: (grid.blocks, 1, 1),
                 block_dim: (grid.threads, 1, 1),
