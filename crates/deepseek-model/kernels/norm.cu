@@ -1,5 +1,43 @@
-// RMS norms. One block per row.
-#include "common.cuh"
+// RMS norms. One block per row, of a thread for every 16 bytes of it if a block may have as many.
+#include "wide.cuh"
+
+// Values c on of f32 `values` [width], as many as a wide of T has; ALIGNED as in load_within.
+template <typename T, bool ALIGNED>
+__device__ __forceinline__ void load_beside(float (&to)[Wide<T>::COUNT], const float *values,
+                                            uint32_t c, uint32_t width) {
+#pragma unroll
+    for (uint32_t v = 0; v < Wide<T>::COUNT; v += Wide<float>::COUNT) {
+        const Wide<float> four = load_within<float, ALIGNED>(values, c + v, width);
+#pragma unroll
+        for (uint32_t i = 0; i < Wide<float>::COUNT; i++) to[v + i] = four.get(i);
+    }
+}
+
+// out = x / sqrt(mean(x^2) + eps) * weight, of a row of `width`. `wide_at(c)` gives values c on of x,
+// zeros behind the row's end; it is asked once for each.
+template <typename T, bool ALIGNED, typename WideAt>
+__device__ void norm_row(T *out, const float *weight, uint32_t width, float eps, WideAt wide_at) {
+    constexpr uint32_t COUNT = Wide<T>::COUNT;
+    extern __shared__ uint4 held[]; // [width in wides]: x; each thread reads back what it wrote itself
+    __shared__ float scratch[32];
+    float squares = 0.0f;
+    for (uint32_t c = threadIdx.x * COUNT; c < width; c += blockDim.x * COUNT) {
+        const Wide<T> x = wide_at(c);
+#pragma unroll
+        for (uint32_t v = 0; v < COUNT; v++) squares += x.get(v) * x.get(v);
+        held[c / COUNT] = make_uint4(x.words[0], x.words[1], x.words[2], x.words[3]);
+    }
+    const float inv = inverse_root(block_sum(squares, scratch) / (float)width + eps);
+    for (uint32_t c = threadIdx.x * COUNT; c < width; c += blockDim.x * COUNT) {
+        const uint4 raw = held[c / COUNT];
+        Wide<T> x = {{raw.x, raw.y, raw.z, raw.w}};
+        float weights[COUNT];
+        load_beside<T, ALIGNED>(weights, weight, c, width);
+#pragma unroll
+        for (uint32_t v = 0; v < COUNT; v++) x.set(v, x.get(v) * inv * weights[v]);
+        store_within<T, ALIGNED>(out, c, width, x);
+    }
+}
 
 struct RmsNormArgs {
     uint64_t x;      // T [rows, width]
@@ -9,22 +47,21 @@ struct RmsNormArgs {
     float eps;
 };
 
-// out = x / sqrt(mean(x^2) + eps) * weight
-template <typename T> __device__ void rms_norm(const RmsNormArgs &args) {
-    __shared__ float scratch[32];
-    const T *x = at<const T>(args.x) + (size_t)blockIdx.x * args.width;
-    T *out = at<T>(args.out) + (size_t)blockIdx.x * args.width;
-    const float *weight = at<const float>(args.weight);
-    float sum = 0.0f;
-    for (uint32_t c = threadIdx.x; c < args.width; c += blockDim.x) {
-        const float v = load(x + c);
-        sum += v * v;
-    }
-    const float inv = inverse_root(block_sum(sum, scratch) / (float)args.width + args.eps);
-    for (uint32_t c = threadIdx.x; c < args.width; c += blockDim.x)
-        store(out + c, load(x + c) * inv * weight[c]);
+template <typename T, bool ALIGNED> __device__ void rms_norm_row(const RmsNormArgs &args) {
+    const uint32_t width = args.width;
+    const T *x = at<const T>(args.x) + (size_t)blockIdx.x * width;
+    T *out = at<T>(args.out) + (size_t)blockIdx.x * width;
+    norm_row<T, ALIGNED>(out, at<const float>(args.weight), width, args.eps,
+                         [=](uint32_t c) { return load_within<T, ALIGNED>(x, c, width); });
 }
-FOR_ACTIVATIONS(rms_norm, RmsNormArgs, 256)
+
+template <typename T> __device__ void rms_norm(const RmsNormArgs &args) {
+    if (rows_aligned<T>(args.x | args.weight | args.out, args.width))
+        rms_norm_row<T, true>(args);
+    else
+        rms_norm_row<T, false>(args);
+}
+FOR_ACTIVATIONS(rms_norm, RmsNormArgs, 1024)
 
 struct CollapseNormArgs {
     uint64_t streams; // T [rows, n, h]
@@ -37,25 +74,34 @@ struct CollapseNormArgs {
     uint32_t pad;
 };
 
+template <typename T, bool ALIGNED> __device__ void collapse_norm_row(const CollapseNormArgs &args) {
+    const uint32_t n = args.n, h = args.h;
+    const T *streams = at<const T>(args.streams) + (size_t)blockIdx.x * n * h;
+    const float *pre = at<const float>(args.pre) + (size_t)blockIdx.x * n;
+    T *out = at<T>(args.out) + (size_t)blockIdx.x * h;
+    const auto collapsed = [=](uint32_t c) {
+        float sums[Wide<T>::COUNT] = {};
+        // Unrolled, the loads of the streams do not wait for each other.
+#pragma unroll 4
+        for (uint32_t j = 0; j < n; j++) {
+            const Wide<T> x = load_within<T, ALIGNED>(streams + (size_t)j * h, c, h);
+            const float weight = pre[j];
+#pragma unroll
+            for (uint32_t v = 0; v < Wide<T>::COUNT; v++) sums[v] += weight * x.get(v);
+        }
+        Wide<T> wide = Wide<T>::zeros();
+#pragma unroll
+        for (uint32_t v = 0; v < Wide<T>::COUNT; v++) wide.set(v, sums[v]);
+        return wide;
+    };
+    norm_row<T, ALIGNED>(out, at<const float>(args.weight), h, args.eps, collapsed);
+}
+
 // out = rmsnorm(sum_j pre[j] * streams[j]) * weight; the sum is rounded to T.
 template <typename T> __device__ void collapse_norm(const CollapseNormArgs &args) {
-    extern __shared__ float sums[]; // [h]
-    __shared__ float scratch[32];
-    const T *streams = at<const T>(args.streams) + (size_t)blockIdx.x * args.n * args.h;
-    const float *pre = at<const float>(args.pre) + (size_t)blockIdx.x * args.n;
-    const float *weight = at<const float>(args.weight);
-    T *out = at<T>(args.out) + (size_t)blockIdx.x * args.h;
-    float squares = 0.0f;
-    for (uint32_t c = threadIdx.x; c < args.h; c += blockDim.x) {
-        float sum = 0.0f;
-        for (uint32_t j = 0; j < args.n; j++) sum += pre[j] * load(streams + (size_t)j * args.h + c);
-        sum = rounded<T>(sum);
-        sums[c] = sum;
-        squares += sum * sum;
-    }
-    const float inv = inverse_root(block_sum(squares, scratch) / (float)args.h + args.eps);
-    // Each thread reads back what it wrote itself.
-    for (uint32_t c = threadIdx.x; c < args.h; c += blockDim.x)
-        store(out + c, sums[c] * inv * weight[c]);
+    if (rows_aligned<T>(args.streams | args.weight | args.out, args.h))
+        collapse_norm_row<T, true>(args);
+    else
+        collapse_norm_row<T, false>(args);
 }
-FOR_ACTIVATIONS(collapse_norm, CollapseNormArgs, 256)
+FOR_ACTIVATIONS(collapse_norm, CollapseNormArgs, 1024)

@@ -20,9 +20,14 @@ impl Linear {
         Self(weight)
     }
 
+    /// The matrix `[out, in]`.
+    pub(super) fn weight(&self) -> &Tensor {
+        &self.0
+    }
+
     /// `x` `[rows, in]` to `[rows, out]`.
     pub(crate) fn forward(&self, x: &Tensor, act: Act) -> Result<Tensor> {
-        grouped_linear(x, &self.0, 1, act)
+        grouped_linear(x, self.weight(), 1, act)
     }
 }
 

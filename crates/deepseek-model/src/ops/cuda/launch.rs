@@ -119,6 +119,11 @@ pub(super) fn threads(threads: usize) -> Result<Grid> {
     blocks(threads.div_ceil(BLOCK as usize))
 }
 
+/// Threads that take a row of `width` values, 16 bytes each: a thread for the rest, if there is one.
+pub(super) fn wide_threads(dtype: DType, width: usize) -> usize {
+    width.div_ceil(16 / dtype.size_in_bytes())
+}
+
 /// Any grid, if a device can have it.
 pub(super) fn grid(blocks: usize, threads: u32, shared_bytes: usize) -> Result<Grid> {
     let fits = i32::try_from(blocks).is_ok() && i32::try_from(shared_bytes).is_ok();

@@ -2,54 +2,136 @@
 #![allow(unsafe_code)]
 
 use candle_core::{DType, Result, Tensor};
+use replay_cuda::kernel::Kernel;
 
-use super::launch::{ByAct, blocks, by_act, count, expect, kernel_args, output, run, tensors};
-use crate::ops::{Act, Mix, mhc::MAX_STREAMS};
+use super::launch::{
+    ByAct, by_act, count, expect, grid, kernel, kernel_args, output, run, tensors, wide_threads,
+};
+use crate::ops::{Mix, mhc::MAX_STREAMS};
 
-const MIX: ByAct = by_act!("mhc", MHC, "mix");
+const MIX_SUMS: ByAct = by_act!("mix", MIX, "mix_sums");
+const MIX: Kernel = kernel!("mix", MIX, "mix");
 const EXPAND: ByAct = by_act!("mhc", MHC, "expand");
+const EXPAND_MORE: ByAct = by_act!("mhc", MHC, "expand_more");
+
+/// Streams that `expand` takes; `expand_more` takes more.
+const FEW_STREAMS: usize = 4;
 
 kernel_args! {
-    struct MixArgs {
-        raw: u64, streams: u64, base: u64, scale: u64, pre: u64, post_comb: u64,
-        n: u32, width: u32, iterations: u32, eps: f32, norm_eps: f32, pad: u32,
+    struct MixSumsArgs {
+        streams: u64, project: u64, sums: u64,
+        rows: u32, columns: u32, width: u32, segments: u32, block_rows: u32, column_parts: u32,
     }
 }
 
-/// As [`crate::ops::mix`].
+/// How the sums of a site are shared out: the constants of the kernel's source.
+mod part {
+    /// Channels of a warp.
+    pub(super) const SEGMENT: usize = 512;
+    /// Columns of a warp.
+    pub(super) const COLUMNS: usize = 4;
+    /// Rows that a warp takes at a time.
+    pub(super) const ROWS: usize = 4;
+    /// The most warps of a block.
+    pub(super) const WARPS: usize = 7;
+    /// Rows of a block of the second launch.
+    pub(super) const MIX_ROWS: usize = 32;
+    /// Up to so many rows, blocks are small, so that they are many: the weights are read by as many
+    /// multiprocessors as there are.
+    pub(super) const FEW_ROWS: usize = 64;
+    /// Rows of a block where there are more: its weights serve so many.
+    pub(super) const BLOCK_ROWS: usize = 64;
+    /// Warps of a small block.
+    pub(super) const FEW_WARPS: usize = 2;
+}
+
+/// The projection of a site and the sum of squares of every row, before the norm:
+/// `[segments · rows, columns + 1]`, to be added up over the segments.
+fn mix_sums(site: &Mix, streams: &Tensor, segments: usize) -> Result<Tensor> {
+    let op = "mix-sums";
+    let (rows, n, h) = streams.dims3()?;
+    let (columns, width) = ((2 + n) * n, n * h);
+    let project = site.project.weight();
+    expect(op, "project", project, DType::F32, &[columns, width])?;
+    let sums = output(
+        &[segments * rows, columns + 1],
+        DType::F32,
+        streams.device(),
+    )?;
+    let read = [("streams", streams), ("project", project)];
+    let tensors = tensors(op, &read, &[("sums", &sums)])?;
+    let (warps, block_rows) = if rows <= part::FEW_ROWS {
+        (part::FEW_WARPS, part::ROWS)
+    } else {
+        (part::WARPS, part::BLOCK_ROWS)
+    };
+    // One more for the squares.
+    let column_parts = (columns.div_ceil(part::COLUMNS) + 1).div_ceil(warps);
+    let blocks = rows.div_ceil(block_rows) * segments * column_parts;
+    let (kernel, grid) = (
+        MIX_SUMS.of(streams.dtype())?,
+        grid(blocks, 32 * warps as u32, 0)?,
+    );
+    let (rows, columns, width) = (count(rows)?, count(columns)?, count(width)?);
+    let (segments, column_parts) = (count(segments)?, count(column_parts)?);
+    // SAFETY: a warp for every unit of columns of every segment of every group of rows; the kernel
+    // compares rows, columns and channels with the counts here, which are those of the tensors.
+    unsafe {
+        run(kernel, &tensors, grid, |a| MixSumsArgs {
+            streams: a[0],
+            project: a[1],
+            sums: a[2],
+            rows,
+            columns,
+            width,
+            segments,
+            block_rows: block_rows as u32,
+            column_parts,
+        })
+    }?;
+    Ok(sums)
+}
+
+kernel_args! {
+    struct MixArgs {
+        sums: u64, base: u64, scale: u64, pre: u64, post_comb: u64,
+        rows: u32, segments: u32, n: u32, width: u32, iterations: u32, eps: f32, norm_eps: f32,
+        pad: u32,
+    }
+}
+
+/// As [`crate::ops::mix`]. A row's coefficients do not depend on the other rows.
 pub(in crate::ops) fn mix(site: &Mix, streams: &Tensor) -> Result<(Tensor, Tensor)> {
     let op = "mix";
     let (rows, n, h) = streams.dims3()?;
     let (width, device) = (n * h, streams.device());
-    if n > MAX_STREAMS {
-        candle_core::bail!("{op}: expected at most {MAX_STREAMS} streams, got {n}");
-    }
-    let flat = streams.flatten_from(1)?;
-    let raw = site.project.forward(&flat, Act::F32)?;
-    expect(op, "raw", &raw, DType::F32, &[rows, (2 + n) * n])?;
+    expect_streams(op, n)?;
     expect(op, "base", &site.base, DType::F32, &[(2 + n) * n])?;
     expect(op, "scale", &site.scale, DType::F32, &[3])?;
+    let segments = width.div_ceil(part::SEGMENT);
+    let sums = mix_sums(site, streams, segments)?;
     let pre = output(&[rows, n], DType::F32, device)?;
     let post_comb = output(&[rows, n + n * n], DType::F32, device)?;
     let read = [
-        ("raw", &raw),
-        ("streams", streams),
+        ("sums", &sums),
         ("base", &site.base),
         ("scale", &site.scale),
     ];
     let tensors = tensors(op, &read, &[("pre", &pre), ("post_comb", &post_comb)])?;
-    let kernel = MIX.of(streams.dtype())?;
-    let (n, width, iterations) = (count(n)?, count(width)?, count(site.iterations)?);
-    // SAFETY: one block per row of all tensors, whose shapes were compared; n is at most
-    // MAX_STREAMS, so a block has a thread for each of the n n cells.
+    let grid = grid(rows.div_ceil(part::MIX_ROWS), 128, 0)?;
+    let (rows, segments, n) = (count(rows)?, count(segments)?, count(n)?);
+    let (width, iterations) = (count(width)?, count(site.iterations)?);
+    // SAFETY: one block per MIX_ROWS rows of all tensors, whose shapes were compared or made here; n
+    // is 1 to MAX_STREAMS, for which the block has shared memory.
     unsafe {
-        run(kernel, &tensors, blocks(rows)?, |a| MixArgs {
-            raw: a[0],
-            streams: a[1],
-            base: a[2],
-            scale: a[3],
-            pre: a[4],
-            post_comb: a[5],
+        run(MIX, &tensors, grid, |a| MixArgs {
+            sums: a[0],
+            base: a[1],
+            scale: a[2],
+            pre: a[3],
+            post_comb: a[4],
+            rows,
+            segments,
             n,
             width,
             iterations,
@@ -61,32 +143,53 @@ pub(in crate::ops) fn mix(site: &Mix, streams: &Tensor) -> Result<(Tensor, Tenso
     Ok((pre, post_comb))
 }
 
+/// Refuses numbers of streams that the kernels have no code for.
+fn expect_streams(op: &str, n: usize) -> Result<()> {
+    if (1..=MAX_STREAMS).contains(&n) {
+        return Ok(());
+    }
+    candle_core::bail!("{op}: expected 1 to {MAX_STREAMS} streams, got {n}")
+}
+
 kernel_args! {
-    struct ExpandArgs { y: u64, streams: u64, post_comb: u64, out: u64, n: u32, h: u32 }
+    struct ExpandArgs {
+        y: u64, streams: u64, post_comb: u64, out: u64,
+        n: u32, h: u32, row_blocks: u32, pad: u32,
+    }
 }
 
 /// As [`crate::ops::expand`].
 pub(in crate::ops) fn expand(y: &Tensor, streams: &Tensor, post_comb: &Tensor) -> Result<Tensor> {
     let op = "expand";
     let (rows, n, h) = streams.dims3()?;
-    if n > MAX_STREAMS {
-        candle_core::bail!("{op}: expected at most {MAX_STREAMS} streams, got {n}");
-    }
+    expect_streams(op, n)?;
     expect(op, "y", y, streams.dtype(), &[rows, h])?;
     expect(op, "post_comb", post_comb, DType::F32, &[rows, n + n * n])?;
     let out = output(&[rows, n, h], streams.dtype(), streams.device())?;
     let read = [("y", y), ("streams", streams), ("post_comb", post_comb)];
     let tensors = tensors(op, &read, &[("out", &out)])?;
-    let (kernel, n, h) = (EXPAND.of(streams.dtype())?, count(n)?, count(h)?);
-    // SAFETY: one block per row of all tensors, whose shapes were compared.
+    let kernel = if n <= FEW_STREAMS {
+        EXPAND
+    } else {
+        EXPAND_MORE
+    };
+    let kernel = kernel.of(streams.dtype())?;
+    let block = 128;
+    let row_blocks = wide_threads(streams.dtype(), h).div_ceil(block);
+    let grid = grid(rows * row_blocks, block as u32, 0)?;
+    let (n, h, row_blocks) = (count(n)?, count(h)?, count(row_blocks)?);
+    // SAFETY: a thread for every 16 bytes of each row of all tensors, whose shapes were compared; the
+    // kernel compares with h. n is one that the kernel has code for.
     unsafe {
-        run(kernel, &tensors, blocks(rows)?, |a| ExpandArgs {
+        run(kernel, &tensors, grid, |a| ExpandArgs {
             y: a[0],
             streams: a[1],
             post_comb: a[2],
             out: a[3],
             n,
             h,
+            row_blocks,
+            pad: 0,
         })
     }?;
     Ok(out)

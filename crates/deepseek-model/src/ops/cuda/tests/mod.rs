@@ -7,6 +7,8 @@ mod attention;
 mod compress;
 mod experts;
 mod index;
+mod linear;
+mod mixing;
 mod pointwise;
 mod rotation;
 mod route;
@@ -116,6 +118,23 @@ pub(super) fn assert_close(what: &str, got: &Tensor, expected: &Tensor, toleranc
             off <= tolerance * scale,
             "{what}: value {i}: expected {e}, got {g}"
         );
+    }
+}
+
+/// As [`assert_close`], but values may be infinite or no numbers, each where the other is; the tolerance
+/// is of the largest finite magnitude.
+pub(super) fn assert_same(what: &str, got: &Tensor, expected: &Tensor, tolerance: f32) {
+    assert_eq!(got.dims(), expected.dims(), "{what}");
+    let (got, expected) = (values(got), values(expected));
+    let finite = expected.iter().filter(|x| x.is_finite());
+    let scale = finite.fold(1e-6f32, |m, x| m.max(x.abs()));
+    for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+        let same = if e.is_finite() {
+            (g - e).abs() <= tolerance * scale
+        } else {
+            g == e || (g.is_nan() && e.is_nan())
+        };
+        assert!(same, "{what}: value {i}: expected {e}, got {g}");
     }
 }
 

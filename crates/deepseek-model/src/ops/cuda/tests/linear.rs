@@ -1,0 +1,97 @@
+//! Products with matrices.
+
+use candle_core::{DType, Tensor};
+
+use super::{ACTS, Draw, assert_close, assert_same, gpu, on, plain};
+use crate::ops::{Act, Linear, grouped_linear};
+
+/// Rows, groups and widths; decode rows and prefill rows, widths of the release.
+const SHAPES: [(usize, usize, usize, usize); 7] = [
+    (1, 1, 64, 16),
+    (5, 4, 32, 16),
+    (130, 2, 96, 16),
+    (1, 8, 512, 128),
+    (7, 3, 33, 5),
+    (33, 8, 40, 24),
+    (1025, 4, 64, 8),
+];
+
+#[test]
+fn gpu_grouped_products() {
+    let (device, mut draw) = (gpu(), Draw::new());
+    for (act, tolerance) in ACTS {
+        for (rows, groups, inner, width) in SHAPES {
+            let x = draw.values(&[rows, groups * inner], act);
+            let weight = draw.values(&[groups * width, inner], act);
+            for out in [act, Act::F32] {
+                let there = (on(&device, act, &x), on(&device, act, &weight));
+                let got = grouped_linear(&there.0, &there.1, groups, out).unwrap();
+                let expected = grouped_linear(&x, &weight, groups, out).unwrap();
+                let what = format!("{rows} rows, {groups} groups of {inner} to {width}, {out:?}");
+                assert_close(&what, &got, &expected, tolerance);
+            }
+        }
+    }
+}
+
+/// A part of a tensor, and of a matrix: neither begins where its memory does.
+#[test]
+fn gpu_grouped_products_of_parts() {
+    let (device, mut draw) = (gpu(), Draw::new());
+    for (act, tolerance) in ACTS {
+        let x = draw.values(&[9, 4 * 24], act);
+        let weight = draw.values(&[3, 4 * 8, 24], act);
+        let product = |x: &Tensor, weight: &Tensor| {
+            let (x, weight) = (x.narrow(0, 2, 6).unwrap(), weight.get(1).unwrap());
+            grouped_linear(&x, &weight, 4, act).unwrap()
+        };
+        let got = product(&on(&device, act, &x), &on(&device, act, &weight));
+        assert_close("parts", &got, &product(&x, &weight), tolerance);
+    }
+}
+
+/// bf16 rows with an f32 matrix: few by the kernel, more by cuBLAS.
+#[test]
+fn gpu_f32_products_of_bf16_rows() {
+    let (device, mut draw) = (gpu(), Draw::new());
+    for rows in [1, 2, 4, 7, 8, 9, 33] {
+        // Whole steps of a warp, a rest of them, a width that is no multiple of 8, the release's.
+        for (inner, width) in [(512, 3), (2568, 9), (257, 70), (31, 5), (5120, 384)] {
+            let x = draw.values(&[rows, inner], Act::Bf16);
+            let weight = draw.values(&[width, inner], Act::F32);
+            let there = (on(&device, Act::Bf16, &x), plain(&device, &weight));
+            for (act, tolerance) in [(Act::F32, 1e-5), (Act::Bf16, 8e-3)] {
+                let got = Linear::new(there.1.clone()).forward(&there.0, act).unwrap();
+                let expected = Linear::new(weight.clone()).forward(&x, act).unwrap();
+                assert_eq!(got.dtype(), act.dtype());
+                assert_close(
+                    &format!("{rows} x {inner} x {width}"),
+                    &got,
+                    &expected,
+                    tolerance,
+                );
+            }
+        }
+    }
+}
+
+/// What is no number in a row, or in a matrix, reaches the same products as on the CPU.
+#[test]
+fn gpu_products_of_what_is_no_number() {
+    let device = gpu();
+    for rows in [1usize, 3, 20] {
+        let mut x = vec![0.5f32; rows * 520];
+        x[3] = f32::NAN;
+        x[(rows - 1) * 520 + 519] = f32::INFINITY;
+        let mut weight = vec![0.25f32; 6 * 520];
+        weight[2 * 520 + 519] = f32::NEG_INFINITY;
+        let cpu = &candle_core::Device::Cpu;
+        let x = Tensor::from_vec(x, (rows, 520), cpu).unwrap();
+        let weight = Tensor::from_vec(weight, (6, 520), cpu).unwrap();
+        let there = (on(&device, Act::Bf16, &x), plain(&device, &weight));
+        let got = grouped_linear(&there.0, &there.1, 1, Act::F32).unwrap();
+        let expected = grouped_linear(&x, &weight, 1, Act::F32).unwrap();
+        assert_eq!(got.dtype(), DType::F32);
+        assert_same(&format!("{rows} rows"), &got, &expected, 1e-5);
+    }
+}
