@@ -9,6 +9,7 @@ mod compress;
 mod engram;
 mod experts;
 mod ffn;
+mod grouped;
 mod index;
 mod launch;
 mod linear;
