@@ -21,6 +21,7 @@ const UNSAFE: &[&str] = &[
     "crates/deepseek-model/src/ops/cuda/ffn.rs",
     "crates/deepseek-model/src/ops/cuda/index.rs",
     "crates/deepseek-model/src/ops/cuda/launch.rs",
+    "crates/deepseek-model/src/ops/cuda/linear.rs",
     "crates/deepseek-model/src/ops/cuda/mhc.rs",
     "crates/deepseek-model/src/ops/cuda/norm.rs",
     "crates/deepseek-model/src/ops/cuda/rope.rs",
