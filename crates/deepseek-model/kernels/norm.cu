@@ -1,18 +1,6 @@
 // RMS norms. One block per row, of a thread for every 16 bytes of it if a block may have as many.
 #include "wide.cuh"
 
-// Values c on of f32 `values` [width], as many as a wide of T has; ALIGNED as in load_within.
-template <typename T, bool ALIGNED>
-__device__ __forceinline__ void load_beside(float (&to)[Wide<T>::COUNT], const float *values,
-                                            uint32_t c, uint32_t width) {
-#pragma unroll
-    for (uint32_t v = 0; v < Wide<T>::COUNT; v += Wide<float>::COUNT) {
-        const Wide<float> four = load_within<float, ALIGNED>(values, c + v, width);
-#pragma unroll
-        for (uint32_t i = 0; i < Wide<float>::COUNT; i++) to[v + i] = four.get(i);
-    }
-}
-
 // out = x / sqrt(mean(x^2) + eps) * weight, of a row of `width`. `wide_at(c)` gives values c on of x,
 // zeros behind the row's end; it is asked once for each.
 template <typename T, bool ALIGNED, typename WideAt>

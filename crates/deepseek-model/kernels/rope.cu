@@ -1,5 +1,5 @@
 // Rotary embedding, and rounding to the formats of the released cache.
-#include "common.cuh"
+#include "wide.cuh"
 
 struct RopeTableArgs {
     uint64_t positions;   // u32 [rows], tokens
@@ -69,52 +69,96 @@ __device__ __forceinline__ float round_value(float x, float most, uint32_t forma
     return __fmul_rn(round_e2m1(clamped(__fdiv_rn(x, scale), 6.0f)), scale);
 }
 
+// Two channels rotated by an angle. As the CPU multiplies: no fused product.
+__device__ __forceinline__ void turn(float &a, float &b, float cosine, float sine) {
+    const float left = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
+    const float right = __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
+    a = left;
+    b = right;
+}
+
 struct RotateArgs {
     uint64_t x;     // T [rows, heads, dim]
     uint64_t table; // f32 [rows, pairs, 2]
-    uint64_t out;   // T [rows, heads, dim]; may be x
+    uint64_t out;   // T [rows, heads, dim]
     uint32_t rows;
     uint32_t heads;
     uint32_t dim;    // even; a multiple of 32 with MX formats, of 16 with NV_FP4
     uint32_t pairs;  // the last 2 pairs channels of a head rotate
     uint32_t format; // of the rounding after it
-    float sign;      // -1 rotates back
+    uint32_t pad;
 };
 
-// One warp per head. Each lane takes 2 neighbouring channels at a time, so a warp covers 64 channels:
-// 16 lanes are a group of 32 channels, 8 lanes one of 16.
+// One warp per 64 channels of a head, each lane with 2 neighbouring ones: 16 lanes are a group of 32
+// channels, 8 lanes one of 16.
 template <typename T> __device__ void rotate(const RotateArgs &args) {
-    const uint32_t lane = threadIdx.x % 32;
-    const size_t head = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    const uint32_t lane = threadIdx.x % 32, parts = (args.dim + 63) / 64;
+    const size_t part = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32, head = part / parts;
     if (head >= (size_t)args.rows * args.heads) return;
-    const T *x = at<const T>(args.x) + head * args.dim;
-    T *out = at<T>(args.out) + head * args.dim;
-    const float *table = at<const float>(args.table) + head / args.heads * args.pairs * 2;
+    const uint32_t c = part % parts * 64 + 2 * lane;
+    const bool inside = c < args.dim;
+    const T *x = at<const T>(args.x) + head * args.dim + c;
+    float a = inside ? load(x) : 0.0f, b = inside ? load(x + 1) : 0.0f;
     const uint32_t first = args.dim - 2 * args.pairs;
-    const uint32_t group_lanes = args.format == NV_FP4 ? 8 : 16;
-    for (uint32_t start = 0; start < args.dim; start += 64) {
-        const uint32_t c = start + 2 * lane;
-        const bool inside = c < args.dim;
-        float a = inside ? load(x + c) : 0.0f, b = inside ? load(x + c + 1) : 0.0f;
-        if (inside && c >= first) {
-            const float cosine = table[c - first], sine = args.sign * table[c - first + 1];
-            // As the CPU multiplies: no fused product.
-            const float left = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
-            const float right = __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
-            a = rounded<T>(left);
-            b = rounded<T>(right);
-        }
-        if (args.format != 0) {
-            float most = fmaxf(fabsf(a), fabsf(b));
-            for (uint32_t step = group_lanes / 2; step > 0; step /= 2)
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-            a = round_value(a, most, args.format);
-            b = round_value(b, most, args.format);
-        }
-        if (inside) {
-            store(out + c, a);
-            store(out + c + 1, b);
-        }
+    if (inside && c >= first) {
+        const float *angle =
+            at<const float>(args.table) + head / args.heads * args.pairs * 2 + (c - first);
+        turn(a, b, angle[0], angle[1]);
+        a = rounded<T>(a);
+        b = rounded<T>(b);
     }
+    if (args.format != 0) {
+        float most = fmaxf(fabsf(a), fabsf(b));
+        for (uint32_t step = args.format == NV_FP4 ? 4 : 8; step > 0; step /= 2)
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+        a = round_value(a, most, args.format);
+        b = round_value(b, most, args.format);
+    }
+    if (!inside) return;
+    T *out = at<T>(args.out) + head * args.dim + c;
+    store(out, a);
+    store(out + 1, b);
 }
 FOR_ACTIVATIONS(rotate, RotateArgs, 256)
+
+struct RotateTailsArgs {
+    uint64_t x;     // T [rows, heads, dim], rotated in place
+    uint64_t table; // f32 [rows, pairs, 2]
+    uint32_t rows;
+    uint32_t heads;
+    uint32_t dim;
+    uint32_t pairs; // the last 2 pairs channels of a head rotate; the others are not touched
+    float sign;     // -1 rotates back
+    uint32_t pad;
+};
+
+// One thread per 16 bytes of the channels that rotate.
+template <typename T, bool ALIGNED> __device__ void rotate_tail(const RotateTailsArgs &args) {
+    constexpr uint32_t COUNT = Wide<T>::COUNT;
+    const uint32_t width = 2 * args.pairs, parts = (width + COUNT - 1) / COUNT;
+    const size_t part = (size_t)blockIdx.x * blockDim.x + threadIdx.x, head = part / parts;
+    if (head >= (size_t)args.rows * args.heads) return;
+    const uint32_t c = part % parts * COUNT;
+    T *tail = at<T>(args.x) + (head + 1) * args.dim - width;
+    const float *table = at<const float>(args.table) + head / args.heads * width;
+    float angles[COUNT];
+    load_beside<T, ALIGNED>(angles, table, c, width);
+    Wide<T> x = load_within<T, ALIGNED>(tail, c, width);
+#pragma unroll
+    for (uint32_t v = 0; v < COUNT; v += 2) {
+        float a = x.get(v), b = x.get(v + 1);
+        turn(a, b, angles[v], args.sign * angles[v + 1]);
+        x.set(v, a);
+        x.set(v + 1, b);
+    }
+    store_within<T, ALIGNED>(tail, c, width, x);
+}
+
+template <typename T> __device__ void rotate_tails(const RotateTailsArgs &args) {
+    const bool whole_heads = args.dim % Wide<T>::COUNT == 0;
+    if (whole_heads && rows_aligned<T>(args.x | args.table, 2 * args.pairs))
+        rotate_tail<T, true>(args);
+    else
+        rotate_tail<T, false>(args);
+}
+FOR_ACTIVATIONS(rotate_tails, RotateTailsArgs, 256)

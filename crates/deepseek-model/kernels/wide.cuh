@@ -74,6 +74,18 @@ __device__ __forceinline__ void store_within(T *row, uint32_t c, uint32_t width,
         wide.store_some(row + c, width - c);
 }
 
+// Values c on of f32 `values` [width], as many as a wide of T has; ALIGNED as in load_within.
+template <typename T, bool ALIGNED>
+__device__ __forceinline__ void load_beside(float (&to)[Wide<T>::COUNT], const float *values,
+                                            uint32_t c, uint32_t width) {
+#pragma unroll
+    for (uint32_t v = 0; v < Wide<T>::COUNT; v += Wide<float>::COUNT) {
+        const Wide<float> four = load_within<float, ALIGNED>(values, c + v, width);
+#pragma unroll
+        for (uint32_t i = 0; i < Wide<float>::COUNT; i++) to[v + i] = four.get(i);
+    }
+}
+
 // Whether rows of `width` values at these addresses, which were or-ed, are ALIGNED.
 template <typename T> __device__ __forceinline__ bool rows_aligned(uint64_t addresses, uint32_t width) {
     return addresses % 16 == 0 && width % Wide<T>::COUNT == 0;

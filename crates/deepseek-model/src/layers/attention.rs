@@ -7,7 +7,7 @@ use crate::{
     Result,
     ops::{
         EntryKeys, KvStart, Linear, Rounding, WindowKeys, attention, grouped_linear, rms_norm,
-        rotate_heads,
+        rotate_heads, rotate_own_heads,
     },
     rows::Rows,
 };
@@ -87,7 +87,7 @@ impl Attention {
             ctx.act,
         )?;
         let q = self.wq_b.forward(&latent, ctx.act)?;
-        let q = rotate_heads(&q, config.head_dim, table, None, ctx.act)?;
+        let q = rotate_own_heads(q, config.head_dim, table, ctx.act)?;
         if let Some(indexer) = &self.indexer {
             indexer.choose(ctx, layer, state, normed, &latent, running)?;
         }

@@ -88,7 +88,8 @@ pub(crate) fn attention(
     if q.device().is_cuda() {
         let dim = window.current.dim(1)?;
         let out = cuda::attention(q, rows, window, entries, sink)?;
-        return cuda::rotate_heads(&out, dim, rope.device()?, None, true);
+        cuda::rotate_in_place(&out, dim, rope.device()?, true)?;
+        return Ok(out);
     }
     let (rope, kv_start) = (rope.host()?, window.kv_start.host()?);
     let (n_rows, width) = q.dims2()?;

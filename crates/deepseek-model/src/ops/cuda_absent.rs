@@ -102,8 +102,11 @@ pub(super) fn rotate_heads(
     _: usize,
     _: &Tensor,
     _: Option<Rounding>,
-    _: bool,
 ) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn rotate_in_place(_: &Tensor, _: usize, _: &Tensor, _: bool) -> Result<()> {
     absent()
 }
 

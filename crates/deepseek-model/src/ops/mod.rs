@@ -40,7 +40,7 @@ pub(crate) use index::{Choice, IndexKeys, IndexQueries, Level, choose_entries};
 pub(crate) use linear::{Linear, grouped_linear};
 pub(crate) use mhc::{Mix, collapse_norm, expand, mix};
 pub(crate) use norm::rms_norm;
-pub(crate) use rope::{RopeFrequencies, RopeTable, rotate_heads};
+pub(crate) use rope::{RopeFrequencies, RopeTable, rotate_heads, rotate_own_heads};
 pub use round::{Rounding, round_groups};
 pub(crate) use route::route;
 pub(crate) use scatter::write_rows;

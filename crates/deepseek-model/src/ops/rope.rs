@@ -157,7 +157,7 @@ pub(crate) fn rotate_heads(
     act: Act,
 ) -> Result<Tensor> {
     if x.device().is_cuda() {
-        return cuda::rotate_heads(x, head_dim, table.device()?, rounding, false);
+        return cuda::rotate_heads(x, head_dim, table.device()?, rounding);
     }
     let table = table.host()?;
     let mut out = f32s(x)?.to_vec();
@@ -175,4 +175,19 @@ pub(crate) fn rotate_heads(
             }
         });
     from_f32s(out, x.shape())
+}
+
+/// As [`rotate_heads`] without rounding, of a tensor that nobody else holds: on a GPU the channels that
+/// rotate, a small part of a head, are overwritten, and the others stay where they are.
+pub(crate) fn rotate_own_heads(
+    x: Tensor,
+    head_dim: usize,
+    table: &RopeTable,
+    act: Act,
+) -> Result<Tensor> {
+    if x.device().is_cuda() {
+        cuda::rotate_in_place(&x, head_dim, table.device()?, false)?;
+        return Ok(x);
+    }
+    rotate_heads(&x, head_dim, table, None, act)
 }

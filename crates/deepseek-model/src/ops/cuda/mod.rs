@@ -29,7 +29,7 @@ pub(super) use index::choose_entries;
 pub(super) use linear::grouped_linear;
 pub(super) use mhc::{expand, mix};
 pub(super) use norm::{collapse_norm, rms_norm};
-pub(super) use rope::{rope_table, rotate_heads};
+pub(super) use rope::{rope_table, rotate_heads, rotate_in_place};
 pub(super) use route::route;
 
 /// PTX of the program, to see what it was built for.
