@@ -1,6 +1,7 @@
 // Hyper-connections: the coefficients of a mixing site, in two launches. The first projects the
 // streams, and sums their squares, over segments of the channels; the second adds the segments up and
-// makes coefficients of them. A row's sums are taken in one order, whatever the number of rows.
+// makes coefficients of them. A row's sums are taken in one order, whatever the number of rows; where
+// those are many, mix_tensor.cu takes them in another.
 #include "wide.cuh"
 
 #define MAX_STREAMS 8
@@ -175,7 +176,7 @@ template <typename T> __device__ void mix_sums(const MixSumsArgs &args) {
 FOR_ACTIVATIONS(mix_sums, MixSumsArgs, 224)
 
 struct MixArgs {
-    uint64_t sums;      // f32 [segments, rows, (1 + n) (1 + n)], as mix_sums wrote them
+    uint64_t sums;      // f32 [segments, rows, (1 + n) (1 + n)], of mix_sums or mix_tiles
     uint64_t base;      // f32 [(2 + n) n]
     uint64_t scale;     // f32 [3]
     uint64_t pre;       // f32 [rows, n], written

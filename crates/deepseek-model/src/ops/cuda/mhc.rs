@@ -10,6 +10,7 @@ use super::launch::{
 use crate::ops::{Mix, mhc::MAX_STREAMS};
 
 const MIX_SUMS: ByAct = by_act!("mix", MIX, "mix_sums");
+const MIX_TILES: Kernel = kernel!("mix_tensor", MIX_TENSOR, "mix_tiles");
 const MIX: Kernel = kernel!("mix", MIX, "mix");
 const EXPAND: ByAct = by_act!("mhc", MHC, "expand");
 const EXPAND_MORE: ByAct = by_act!("mhc", MHC, "expand_more");
@@ -24,7 +25,7 @@ kernel_args! {
     }
 }
 
-/// How the sums of a site are shared out: the constants of the kernel's source.
+/// How `mix_sums` shares the sums of a site out: the constants of its source, and what it leaves open.
 mod part {
     /// Channels of a warp.
     pub(super) const SEGMENT: usize = 512;
@@ -34,32 +35,65 @@ mod part {
     pub(super) const ROWS: usize = 4;
     /// The most warps of a block.
     pub(super) const WARPS: usize = 7;
-    /// Rows of a block of the second launch.
-    pub(super) const MIX_ROWS: usize = 32;
     /// Up to so many rows, blocks are small, so that they are many: the weights are read by as many
     /// multiprocessors as there are.
     pub(super) const FEW_ROWS: usize = 64;
-    /// Rows of a block where there are more: its weights serve so many.
-    pub(super) const BLOCK_ROWS: usize = 64;
     /// Warps of a small block.
     pub(super) const FEW_WARPS: usize = 2;
+    /// Rows of a block where there are more: its weights serve so many.
+    pub(super) const BLOCK_ROWS: usize = 64;
 }
 
-/// The projection of a site and the sum of squares of every row, before the norm:
-/// `[segments · rows, columns + 1]`, to be added up over the segments.
-fn mix_sums(site: &Mix, streams: &Tensor, segments: usize) -> Result<Tensor> {
-    let op = "mix-sums";
+/// The constants of `mix_tiles`.
+mod tile {
+    /// Channels of a block.
+    pub(super) const SEGMENT: usize = 1024;
+    /// Channels that it takes at a time.
+    pub(super) const STAGE: usize = 64;
+    /// Rows and columns of a block, and its threads.
+    pub(super) const ROWS: usize = 64;
+    pub(super) const COLUMNS: usize = 24;
+    pub(super) const THREADS: u32 = 128;
+    /// Rows from which on there are blocks enough for a GPU.
+    pub(super) const MANY_ROWS: usize = 256;
+}
+
+/// Rows of a block of `mix`.
+const MIX_ROWS: usize = 32;
+
+/// The projection of a site and the sum of squares of every row, before the norm, by segments of the
+/// channels: their number, and `[segments · rows, columns + 1]`.
+fn sums(site: &Mix, streams: &Tensor) -> Result<(usize, Tensor)> {
     let (rows, n, h) = streams.dims3()?;
-    let (columns, width) = ((2 + n) * n, n * h);
-    let project = site.project.weight();
-    expect(op, "project", project, DType::F32, &[columns, width])?;
+    let (columns, width, project) = ((2 + n) * n, n * h, site.project.weight());
+    expect("mix", "project", project, DType::F32, &[columns, width])?;
+    // Memory that a device hands out is aligned to far more than 16 bytes.
+    let aligned = streams.layout().start_offset().is_multiple_of(8)
+        && project.layout().start_offset().is_multiple_of(4);
+    let tiles = streams.dtype() == DType::BF16
+        && rows >= tile::MANY_ROWS
+        && width.is_multiple_of(tile::STAGE)
+        && aligned;
+    let segment = if tiles { tile::SEGMENT } else { part::SEGMENT };
+    let segments = width.div_ceil(segment);
     let sums = output(
         &[segments * rows, columns + 1],
         DType::F32,
         streams.device(),
     )?;
+    if tiles {
+        mix_tiles(project, streams, segments, &sums)?;
+    } else {
+        mix_sums(project, streams, segments, &sums)?;
+    }
+    Ok((segments, sums))
+}
+
+/// [`sums`] of any rows.
+fn mix_sums(project: &Tensor, streams: &Tensor, segments: usize, sums: &Tensor) -> Result<()> {
+    let (rows, (columns, width)) = (streams.dim(0)?, project.dims2()?);
     let read = [("streams", streams), ("project", project)];
-    let tensors = tensors(op, &read, &[("sums", &sums)])?;
+    let tensors = tensors("mix-sums", &read, &[("sums", sums)])?;
     let (warps, block_rows) = if rows <= part::FEW_ROWS {
         (part::FEW_WARPS, part::ROWS)
     } else {
@@ -88,8 +122,42 @@ fn mix_sums(site: &Mix, streams: &Tensor, segments: usize) -> Result<Tensor> {
             block_rows: block_rows as u32,
             column_parts,
         })
-    }?;
-    Ok(sums)
+    }
+}
+
+kernel_args! {
+    struct MixTilesArgs {
+        streams: u64, project: u64, sums: u64,
+        rows: u32, columns: u32, width: u32, segments: u32, column_parts: u32, pad: u32,
+    }
+}
+
+/// [`sums`] of many bf16 rows of whole stages, aligned to 16 bytes like the matrix.
+fn mix_tiles(project: &Tensor, streams: &Tensor, segments: usize, sums: &Tensor) -> Result<()> {
+    let (rows, (columns, width)) = (streams.dim(0)?, project.dims2()?);
+    let read = [("streams", streams), ("project", project)];
+    let tensors = tensors("mix-tiles", &read, &[("sums", sums)])?;
+    let column_parts = columns.div_ceil(tile::COLUMNS);
+    let blocks = rows.div_ceil(tile::ROWS) * segments * column_parts;
+    let grid = grid(blocks, tile::THREADS, 0)?;
+    let (rows, columns, width) = (count(rows)?, count(columns)?, count(width)?);
+    let (segments, column_parts) = (count(segments)?, count(column_parts)?);
+    // SAFETY: a block for every group of columns of every segment of every group of rows, none of which
+    // is empty; the kernel compares rows, columns and channels with the counts here, which are those of
+    // the tensors. Rows are whole stages and aligned, as the caller has seen.
+    unsafe {
+        run(MIX_TILES, &tensors, grid, |a| MixTilesArgs {
+            streams: a[0],
+            project: a[1],
+            sums: a[2],
+            rows,
+            columns,
+            width,
+            segments,
+            column_parts,
+            pad: 0,
+        })
+    }
 }
 
 kernel_args! {
@@ -100,7 +168,8 @@ kernel_args! {
     }
 }
 
-/// As [`crate::ops::mix`]. A row's coefficients do not depend on the other rows.
+/// As [`crate::ops::mix`]. A row's coefficients do not depend on the other rows, but for whether they
+/// are many.
 pub(in crate::ops) fn mix(site: &Mix, streams: &Tensor) -> Result<(Tensor, Tensor)> {
     let op = "mix";
     let (rows, n, h) = streams.dims3()?;
@@ -108,8 +177,7 @@ pub(in crate::ops) fn mix(site: &Mix, streams: &Tensor) -> Result<(Tensor, Tenso
     expect_streams(op, n)?;
     expect(op, "base", &site.base, DType::F32, &[(2 + n) * n])?;
     expect(op, "scale", &site.scale, DType::F32, &[3])?;
-    let segments = width.div_ceil(part::SEGMENT);
-    let sums = mix_sums(site, streams, segments)?;
+    let (segments, sums) = sums(site, streams)?;
     let pre = output(&[rows, n], DType::F32, device)?;
     let post_comb = output(&[rows, n + n * n], DType::F32, device)?;
     let read = [
@@ -118,7 +186,7 @@ pub(in crate::ops) fn mix(site: &Mix, streams: &Tensor) -> Result<(Tensor, Tenso
         ("scale", &site.scale),
     ];
     let tensors = tensors(op, &read, &[("pre", &pre), ("post_comb", &post_comb)])?;
-    let grid = grid(rows.div_ceil(part::MIX_ROWS), 128, 0)?;
+    let grid = grid(rows.div_ceil(MIX_ROWS), 128, 0)?;
     let (rows, segments, n) = (count(rows)?, count(segments)?, count(n)?);
     let (width, iterations) = (count(width)?, count(site.iterations)?);
     // SAFETY: one block per MIX_ROWS rows of all tensors, whose shapes were compared or made here; n

@@ -7,8 +7,8 @@ use crate::ops::{Act, Linear, Mix, collapse_norm, expand, mix, rms_norm};
 
 /// Rows, streams and widths: every number of streams, rows as of a decode step and of a prefill, widths
 /// that are no multiple of 16 bytes, one below a warp, one that only all streams together make whole, one
-/// of several segments and a rest, the released one.
-const SHAPES: [(usize, usize, usize); 14] = [
+/// of several segments and a rest, the released one; the same of rows for tensor cores.
+const SHAPES: [(usize, usize, usize); 20] = [
     (1, 4, 192),
     (3, 2, 31),
     (130, 4, 64),
@@ -22,6 +22,12 @@ const SHAPES: [(usize, usize, usize); 14] = [
     (100, 8, 64),
     (70, 4, 320),
     (1, 2, 33),
+    (256, 1, 64),
+    (300, 7, 130),
+    (257, 8, 64),
+    (513, 4, 336),
+    (260, 3, 64),
+    (256, 4, 5120),
     (4097, 4, 64),
 ];
 
@@ -174,9 +180,9 @@ fn gpu_mix_of_a_row_does_not_depend_on_others() {
 #[test]
 fn gpu_mixing_of_what_is_no_number() {
     let (device, mut draw) = (gpu(), Draw::new());
-    let (rows, n) = (5, 4);
+    let n = 4;
     for (act, tolerance) in ACTS {
-        for h in [64, 37] {
+        for (rows, h) in [(5, 64), (5, 37), (300, 64)] {
             let site = site(&mut draw, n, h);
             let mut x = values(&draw.values(&[rows, n, h], act));
             x[7] = f32::NAN;
