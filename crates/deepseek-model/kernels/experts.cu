@@ -1,5 +1,5 @@
-// The routed experts: choices sorted by expert, a product of each expert's rows with its matrix, and
-// the weighted sum of a row's results.
+// The routed experts: choices sorted by expert, and a product of each expert's rows with its matrix.
+// The weighted sum of a row's results is in ffn.cu.
 //
 // A choice is one of the k experts of a row, numbered row k + its rank; a place is a position in the
 // sorted list. A tile is up to `tile_rows` places of one expert.
@@ -306,34 +306,3 @@ GROUPED_GEMM(grouped_gemm_16_f32, 256, grouped_gemm_f32<16>)
 GROUPED_GEMM(grouped_gemm_64_f32, 256, grouped_gemm_f32<64>)
 GROUPED_GEMM(grouped_gemm_16_bf16, 128, grouped_gemm_bf16<Bf16Tile<16, 64, 64, 4, 1>>)
 GROUPED_GEMM(grouped_gemm_64_bf16, 128, grouped_gemm_bf16<Bf16Tile<64, 128, 32, 3, 2>>)
-
-struct CombineArgs {
-    uint64_t results; // T [choices, h], by place
-    uint64_t place;   // u32 [rows, k]; NONE adds nothing
-    uint64_t weights; // f32 [rows, k]
-    uint64_t shared;  // T [rows, h]
-    uint64_t out;     // T [rows, h]
-    uint32_t k;
-    uint32_t h;
-    uint32_t row_blocks; // blocks of a row
-    uint32_t pad;
-};
-
-// out = shared + sum_j weights[j] * results[place[j]], in the order of the choices. One thread per
-// value.
-template <typename T> __device__ void combine(const CombineArgs &args) {
-    const size_t row = blockIdx.x / args.row_blocks;
-    const uint32_t c = blockIdx.x % args.row_blocks * blockDim.x + threadIdx.x;
-    if (c >= args.h) return;
-    const uint32_t *place = at<const uint32_t>(args.place) + row * args.k;
-    const float *weights = at<const float>(args.weights) + row * args.k;
-    float sum = load(at<const T>(args.shared) + row * args.h + c);
-    for (uint32_t j = 0; j < args.k; j++) {
-        if (place[j] == NONE) continue;
-        const float y = load(at<const T>(args.results) + (size_t)place[j] * args.h + c);
-        // As the CPU adds: no fused product.
-        sum = __fadd_rn(sum, __fmul_rn(weights[j], y));
-    }
-    store(at<T>(args.out) + row * args.h + c, sum);
-}
-FOR_ACTIVATIONS(combine, CombineArgs, 256)

@@ -14,13 +14,14 @@ use replay_cuda::kernel::Kernel;
 
 use super::launch::{
     BLOCK, ByAct, by_act, count, expect, grid, kernel, kernel_args, output, run, tensors,
+    wide_threads,
 };
 use crate::ops::Experts;
 
 const SORT: Kernel = kernel!("experts", EXPERTS, "sort_choices");
 const GEMM_16: ByAct = by_act!("experts", EXPERTS, "grouped_gemm_16");
 const GEMM_64: ByAct = by_act!("experts", EXPERTS, "grouped_gemm_64");
-const COMBINE: ByAct = by_act!("experts", EXPERTS, "combine");
+const COMBINE: ByAct = by_act!("ffn", FFN, "combine");
 
 /// As [`crate::ops::routed_experts`], but an id that is no expert adds nothing.
 pub(in crate::ops) fn routed_experts(
@@ -246,11 +247,12 @@ fn combine(results: &Tensor, place: &Tensor, weights: &Tensor, shared: &Tensor) 
         ("shared", shared),
     ];
     let tensors = tensors(op, &read, &[("out", &out)])?;
-    let row_blocks = h.div_ceil(BLOCK as usize);
-    let grid = grid(rows * row_blocks, BLOCK, 0)?;
     let kernel = COMBINE.of(shared.dtype())?;
+    let block = 128;
+    let row_blocks = wide_threads(shared.dtype(), h).div_ceil(block);
+    let grid = grid(rows * row_blocks, block as u32, 0)?;
     let (k, h, row_blocks) = (count(k)?, count(h)?, count(row_blocks)?);
-    // SAFETY: a thread for each of the h values of a row, which the kernel compares with; places are
+    // SAFETY: a thread for every 16 bytes of a row, whose h values the kernel compares with; places are
     // those of the sort, rows of `results` or NONE.
     unsafe {
         run(kernel, &tensors, grid, |a| CombineArgs {

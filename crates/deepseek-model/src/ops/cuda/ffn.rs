@@ -3,7 +3,9 @@
 
 use candle_core::{Result, Tensor};
 
-use super::launch::{ByAct, by_act, count, kernel_args, output, run, tensors, threads};
+use super::launch::{
+    ByAct, by_act, count, kernel_args, output, run, tensors, threads, wide_threads,
+};
 
 const SWIGLU: ByAct = by_act!("ffn", FFN, "swiglu");
 
@@ -21,10 +23,11 @@ pub(in crate::ops) fn swiglu(hidden: &Tensor, limit: f64) -> Result<Tensor> {
     }
     let out = output(&[rows, m], hidden.dtype(), hidden.device())?;
     let tensors = tensors(op, &[("hidden", hidden)], &[("out", &out)])?;
-    let (kernel, grid) = (SWIGLU.of(hidden.dtype())?, threads(rows * m)?);
+    let kernel = SWIGLU.of(hidden.dtype())?;
+    let grid = threads(rows * wide_threads(hidden.dtype(), m))?;
     let (rows, m) = (count(rows)?, count(m)?);
     let limit = clamp(limit);
-    // SAFETY: a thread for each of the rows x m results, which the kernel compares with.
+    // SAFETY: a thread for every 16 bytes of the rows of m results, which the kernel compares with.
     unsafe {
         run(kernel, &tensors, grid, |a| SwigluArgs {
             hidden: a[0],
