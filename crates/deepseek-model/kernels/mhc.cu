@@ -1,5 +1,5 @@
 // Hyper-connections: the write back to the streams.
-#include "wide.cuh"
+#include "streams.cuh"
 
 struct ExpandArgs {
     uint64_t y;         // T [rows, h]
@@ -12,37 +12,16 @@ struct ExpandArgs {
     uint32_t pad;
 };
 
-// A thread's channels of all streams. The coefficients are the same for all threads of a block.
 template <typename T, bool ALIGNED, uint32_t N> __device__ void expand_wide(const ExpandArgs &args) {
-    typedef Wide<T> W;
     const uint32_t h = args.h;
     const size_t row = blockIdx.x / args.row_blocks;
-    const uint32_t c = (blockIdx.x % args.row_blocks * blockDim.x + threadIdx.x) * W::COUNT;
+    const uint32_t c = (blockIdx.x % args.row_blocks * blockDim.x + threadIdx.x) * Wide<T>::COUNT;
     if (c >= h) return;
-    const T *streams = at<const T>(args.streams) + row * N * h;
-    const W y = load_within<T, ALIGNED>(at<const T>(args.y) + row * h, c, h);
-    W stream[N];
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-        stream[i] = load_within<T, ALIGNED>(streams + (size_t)i * h, c, h);
-    const float *post = at<const float>(args.post_comb) + row * (N + N * N), *comb = post + N;
-    T *out = at<T>(args.out) + row * N * h;
-#pragma unroll
-    for (uint32_t j = 0; j < N; j++) {
-        float weights[N];
-#pragma unroll
-        for (uint32_t i = 0; i < N; i++) weights[i] = __ldg(comb + i * N + j);
-        const float weight = __ldg(post + j);
-        W wide = W::zeros();
-#pragma unroll
-        for (uint32_t v = 0; v < W::COUNT; v++) {
-            float sum = weight * y.get(v);
-#pragma unroll
-            for (uint32_t i = 0; i < N; i++) sum += weights[i] * stream[i].get(v);
-            wide.set(v, sum);
-        }
-        store_within<T, ALIGNED>(out + (size_t)j * h, c, h, wide);
-    }
+    Wide<T> wides[N];
+    write_back<T, ALIGNED, N>(wides, at<const T>(args.y) + row * h,
+                              at<const T>(args.streams) + row * N * h,
+                              at<const float>(args.post_comb) + row * (N + N * N),
+                              at<T>(args.out) + row * N * h, c, h);
 }
 
 template <typename T, bool ALIGNED, uint32_t MORE>

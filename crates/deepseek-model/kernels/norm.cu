@@ -1,5 +1,5 @@
 // RMS norms. One block per row, of a thread for every 16 bytes of it if a block may have as many.
-#include "wide.cuh"
+#include "streams.cuh"
 
 // out = x / sqrt(mean(x^2) + eps) * weight, of a row of `width`. `wide_at(c)` gives values c on of x,
 // zeros behind the row's end; it is asked once for each.
@@ -93,3 +93,60 @@ template <typename T> __device__ void collapse_norm(const CollapseNormArgs &args
         collapse_norm_row<T, false>(args);
 }
 FOR_ACTIVATIONS(collapse_norm, CollapseNormArgs, 1024)
+
+struct ExpandNormArgs {
+    uint64_t y;         // T [rows, h]
+    uint64_t streams;   // T [rows, n, h]
+    uint64_t post_comb; // f32 [rows, n + n n]
+    uint64_t pre;       // f32 [rows, n]
+    uint64_t weight;    // f32 [h]
+    uint64_t expanded;  // T [rows, n, h], written as expand does
+    uint64_t out;       // T [rows, h], written as collapse_norm does of that
+    uint32_t n;         // 1 to 4
+    uint32_t h;
+    float eps;
+    uint32_t pad;
+};
+
+template <typename T, bool ALIGNED, uint32_t N>
+__device__ void expand_norm_row(const ExpandNormArgs &args) {
+    const uint32_t h = args.h;
+    const size_t row = blockIdx.x;
+    const T *y = at<const T>(args.y) + row * h, *streams = at<const T>(args.streams) + row * N * h;
+    const float *post_comb = at<const float>(args.post_comb) + row * (N + N * N);
+    const float *pre = at<const float>(args.pre) + row * N;
+    T *expanded = at<T>(args.expanded) + row * N * h;
+    const auto collapsed = [=](uint32_t c) {
+        Wide<T> wides[N], sum = Wide<T>::zeros();
+        write_back<T, ALIGNED, N>(wides, y, streams, post_comb, expanded, c, h);
+#pragma unroll
+        for (uint32_t v = 0; v < Wide<T>::COUNT; v++) {
+            float value = 0.0f;
+#pragma unroll
+            for (uint32_t j = 0; j < N; j++) value += __ldg(pre + j) * wides[j].get(v);
+            sum.set(v, value);
+        }
+        return sum;
+    };
+    norm_row<T, ALIGNED>(at<T>(args.out) + row * h, at<const float>(args.weight), h, args.eps,
+                         collapsed);
+}
+
+template <typename T, bool ALIGNED> __device__ void expand_norm_of(const ExpandNormArgs &args) {
+    switch (args.n) {
+    case 1: return expand_norm_row<T, ALIGNED, 1>(args);
+    case 2: return expand_norm_row<T, ALIGNED, 2>(args);
+    case 3: return expand_norm_row<T, ALIGNED, 3>(args);
+    case 4: return expand_norm_row<T, ALIGNED, 4>(args);
+    }
+}
+
+// Both in one launch, which reads the expanded streams where it makes them.
+template <typename T> __device__ void expand_norm(const ExpandNormArgs &args) {
+    const uint64_t addresses = args.y | args.streams | args.weight | args.expanded | args.out;
+    if (rows_aligned<T>(addresses, args.h))
+        expand_norm_of<T, true>(args);
+    else
+        expand_norm_of<T, false>(args);
+}
+FOR_ACTIVATIONS(expand_norm, ExpandNormArgs, 640)

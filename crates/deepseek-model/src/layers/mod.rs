@@ -22,7 +22,7 @@ use candle_core::Tensor;
 
 use crate::{
     Result,
-    ops::{KvStart, Mix, collapse_norm, expand, mix},
+    ops::{KvStart, Mix, collapse_norm, expand, expand_norm, mix},
     rows::Rows,
 };
 
@@ -104,16 +104,16 @@ impl DecoderLayer {
             kv_start,
         )?;
         ctx.note(|| format!("layers.{}.attn_out", self.index), &y);
-        let streams = expand(&y, &state.streams, &post_comb, ctx.act)?;
-
-        let (ffn_pre, post_comb) = mix(&self.ffn_mix, &streams)?;
-        let x = collapse_norm(
-            &streams,
+        let (streams, x) = expand_norm(
+            &y,
+            &state.streams,
+            &post_comb,
             &attn_pre,
             &self.ffn_norm,
             ctx.config.rms_norm_eps,
             ctx.act,
         )?;
+        let (ffn_pre, post_comb) = mix(&self.ffn_mix, &streams)?;
         ctx.note(|| format!("layers.{}.ffn_in", self.index), &x);
         let y = self.moe.forward(ctx, self.index, &x)?;
         ctx.note(|| format!("layers.{}.ffn_out", self.index), &y);

@@ -89,6 +89,21 @@ pub(super) fn collapse_norm(_: &Tensor, _: &Tensor, _: &Tensor, _: f64) -> Resul
     absent()
 }
 
+pub(super) fn expands_and_norms(_: &Tensor) -> Result<bool> {
+    absent()
+}
+
+pub(super) fn expand_norm(
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+    _: f64,
+) -> Result<(Tensor, Tensor)> {
+    absent()
+}
+
 pub(super) fn rms_norm(_: &Tensor, _: &Tensor, _: f64) -> Result<Tensor> {
     absent()
 }

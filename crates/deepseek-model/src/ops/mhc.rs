@@ -193,3 +193,22 @@ pub(crate) fn expand(y: &Tensor, streams: &Tensor, post_comb: &Tensor, act: Act)
         });
     from_f32s(out, (rows, n, h))
 }
+
+/// [`expand`], and of its result [`collapse_norm`] with the coefficients `pre`: the streams
+/// `[rows, n, h]`, and the next sublayer's input `[rows, h]`.
+pub(crate) fn expand_norm(
+    y: &Tensor,
+    streams: &Tensor,
+    post_comb: &Tensor,
+    pre: &Tensor,
+    weight: &Tensor,
+    eps: f64,
+    act: Act,
+) -> Result<(Tensor, Tensor)> {
+    if streams.device().is_cuda() && cuda::expands_and_norms(streams)? {
+        return cuda::expand_norm(y, streams, post_comb, pre, weight, eps);
+    }
+    let streams = expand(y, streams, post_comb, act)?;
+    let normed = collapse_norm(&streams, pre, weight, eps, act)?;
+    Ok((streams, normed))
+}

@@ -28,7 +28,7 @@ pub(super) use ffn::swiglu;
 pub(super) use index::choose_entries;
 pub(super) use linear::grouped_linear;
 pub(super) use mhc::{expand, mix};
-pub(super) use norm::{collapse_norm, rms_norm};
+pub(super) use norm::{collapse_norm, expand_norm, expands_and_norms, rms_norm};
 pub(super) use rope::{rope_table, rotate_heads, rotate_in_place};
 pub(super) use route::route;
 

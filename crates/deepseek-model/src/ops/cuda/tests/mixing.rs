@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::{ACTS, Draw, assert_close, assert_same, gpu, on, plain, small, values};
-use crate::ops::{Act, Linear, Mix, collapse_norm, expand, mix, rms_norm};
+use crate::ops::{Act, Linear, Mix, collapse_norm, expand, expand_norm, mix, rms_norm};
 
 /// Rows, streams and widths: every number of streams, rows as of a decode step and of a prefill, widths
 /// that are no multiple of 16 bytes, one below a warp, one that only all streams together make whole, one
@@ -172,6 +172,29 @@ fn gpu_mix_of_a_row_does_not_depend_on_others() {
                     assert_eq!(values(&some), all, "{act:?}, {h}: {rows} rows from {first}");
                 }
             }
+        }
+    }
+}
+
+/// In one launch as in two, for every number of streams.
+#[test]
+fn gpu_expand_norm_is_both() {
+    let (device, mut draw) = (gpu(), Draw::new());
+    for (act, tolerance) in ACTS {
+        for (rows, n, h) in shapes() {
+            let y = on(&device, act, &draw.values(&[rows, h], act));
+            let streams = on(&device, act, &draw.values(&[rows, n, h], act));
+            let post_comb = plain(&device, &draw.values(&[rows, n + n * n], Act::F32));
+            let pre = plain(&device, &draw.values(&[rows, n], Act::F32));
+            let weight = plain(&device, &draw.values(&[h], Act::F32));
+            let (streams_then, normed) =
+                expand_norm(&y, &streams, &post_comb, &pre, &weight, 1e-6, act).unwrap();
+            let expected = expand(&y, &streams, &post_comb, act).unwrap();
+            let what = format!("{act:?}: {rows} rows, {n} streams of {h}");
+            assert_eq!(values(&streams_then), values(&expected), "{what}");
+            // Blocks of other sizes add squares up in another order.
+            let expected = collapse_norm(&expected, &pre, &weight, 1e-6, act).unwrap();
+            assert_close(&what, &normed, &expected, tolerance);
         }
     }
 }
