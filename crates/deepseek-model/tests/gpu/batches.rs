@@ -12,7 +12,7 @@ use crate::{gpu, small};
 /// Two implementations, and sums in other orders.
 const TOLERANCE: f32 = 1e-3;
 
-/// Prefill chunks, decode rows and kept prompts in any mix and order, in a cache full of NaN.
+/// Prefill chunks, decode rows and kept prompts in any mix and order, in a cache full of NaN (BR-12).
 #[test]
 fn any_mix_of_requests_gives_each_its_own_result() {
     let (cpu, model) = (

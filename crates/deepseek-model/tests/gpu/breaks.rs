@@ -202,7 +202,7 @@ fn a_chunk_without_kept_rows_skips_the_layers() {
 
 /// Up to eight requests, prefill chunks, decode rows and kept prompts in any mix and order, padded to
 /// few sizes, in a cache full of NaN: each gets the result of its lone run on the CPU, and so do later steps in the same
-/// graphs (BR-02, BR-16, BR-17, BR-21).
+/// graphs (BR-02, BR-12, BR-16, BR-17, BR-21).
 #[test]
 fn any_mix_in_graphs_gives_each_its_own_result() {
     let cpu = load("engram-s1", false);

@@ -46,7 +46,8 @@ fn prefill(runner: &mut Runner, prompts: &[Vec<u32>]) -> Vec<(SequenceId, u32)> 
 
 /// Batches of every size up to 8, padded and not, over 40 steps: across pages, groups and the ring.
 /// Bit for bit where graph and eager step have the same number of rows; padding changes the shapes
-/// that cuBLAS sees, and with them the order of its sums.
+/// that cuBLAS sees, and with them the order of its sums. In f32 the cache is not rounded: its formats
+/// would make a visible step of a last bit.
 #[test]
 fn graphs_decode_as_eager_steps_do() {
     let all = [
@@ -60,7 +61,7 @@ fn graphs_decode_as_eager_steps_do() {
         (&all[..], 1..=8, 40)
     };
     for &(name, dtype) in models {
-        let model = Arc::new(load_on(&gpu(), dtype, name, true));
+        let model = Arc::new(load_on(&gpu(), dtype, name, dtype == DType::BF16));
         for n in sizes.clone() {
             let prompts = prompts(n);
             let mut eager = runner(&model, 8, Graphs::Off);
