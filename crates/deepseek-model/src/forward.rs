@@ -43,7 +43,7 @@ impl Model {
         if let Some((layer, site)) = fault?.flatten() {
             return Err(ModelError::NotFiniteOnDevice { layer, site }.into());
         }
-        cache.advance(requests, self.lookback());
+        cache.advance(requests);
         Ok(output)
     }
 
@@ -67,11 +67,11 @@ impl Model {
         let tokens = Tensor::new(tokens, &self.options.device)?;
         ctx.mark(Mark::Start)?;
         let mut state = self.embed(&tokens)?;
-        let whole = vec![0; requests.len()];
+        let kv_start: Vec<u32> = sequences.iter().map(|s| s.kv_start as u32).collect();
         let layers = self.layers.len();
         let first = replay.as_ref().map_or(layers, |replay| replay.first_layer);
         for layer in 0..first {
-            state = self.pass(&ctx, layer, state, &all, KvStart::Host(&whole))?;
+            state = self.pass(&ctx, layer, state, &all, KvStart::Host(&kv_start))?;
         }
         let hidden = match &replay {
             None => {
@@ -213,12 +213,7 @@ impl Model {
     pub(crate) fn pack(&self, requests: &[StepRequest<'_>], sequences: &[&Sequence]) -> Rows {
         let spans = requests.iter().zip(sequences);
         let spans = spans.map(|(r, s)| (r.sequence.slot(), s.len, r.tokens.len()));
-        Rows::pack(&self.options.device, spans)
-    }
-
-    /// Token ids that a later step's n-grams reach back to.
-    fn lookback(&self) -> usize {
-        self.config.engram.as_ref().map_or(0, |e| e.max_ngram - 1)
+        Rows::pack(&self.options.device, spans).after_shared(sequences.iter().map(|s| s.shared))
     }
 
     /// Values of every engram table for all rows of the step, `[rows, columns · head_dim]`.

@@ -73,7 +73,9 @@ mod step;
 pub mod tokenizer;
 pub mod weights;
 
-pub use cache::{CacheError, CacheOptions, KvBudget, KvCache, SequenceId, SequenceOptions};
+pub use cache::{
+    CacheError, CacheOptions, CachedPrefix, KvBudget, KvCache, SequenceId, SequenceOptions,
+};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use generate::{

@@ -23,6 +23,8 @@ pub(crate) struct Span {
     pub(crate) first_pos: usize,
     /// Number of rows; a request without rows keeps its place in the list.
     pub(crate) len: usize,
+    /// Tokens from the start of the text whose entries are there already: rows of these write none.
+    pub(crate) shared: usize,
 }
 
 impl Span {
@@ -107,6 +109,7 @@ impl Rows {
                 first_row: request_of.len(),
                 first_pos,
                 len,
+                shared: 0,
             });
             request_of.resize(request_of.len() + len, request as u32);
         }
@@ -122,6 +125,14 @@ impl Rows {
             device: device.clone(),
             fixed_groups: HashMap::new(),
         }
+    }
+
+    /// The same rows, of sequences whose entries of so many tokens are there already.
+    pub(crate) fn after_shared(mut self, shared: impl IntoIterator<Item = usize>) -> Self {
+        for (span, shared) in self.spans.iter_mut().zip(shared) {
+            span.shared = shared;
+        }
+        self
     }
 
     /// Rows of a captured step, whose numbers are written to the device before each launch: `len` of

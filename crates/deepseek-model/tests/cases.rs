@@ -4,8 +4,8 @@
 //! KV of kept rows only. Hazards of graphs, of GPUs and of several ranks have no place on a CPU;
 //! those of row selection alone are pinned in `replay-core`, of gathering in `replay-cuda`, of
 //! loading (BR-27) in `loader/`, of tokenizers (BR-28) in `tokenizer.rs`, of window slots and short
-//! tails (BR-06, BR-08) in `seams.rs`, too. A prefix hit that rebuilds its window (the other hazards of
-//! `replay_start`) cannot occur: a sequence starts empty and is computed from position 0.
+//! tails (BR-06, BR-08) in `seams.rs`, of prefix hits that rebuild their window (BR-11 to BR-13) in
+//! `prefix.rs`, too.
 
 mod common;
 

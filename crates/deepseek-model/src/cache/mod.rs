@@ -3,8 +3,10 @@
 mod assumed;
 mod budget;
 mod error;
+mod hit;
 mod owner;
 mod pages;
+mod prefix;
 mod sequence;
 mod size;
 mod step;
@@ -17,6 +19,7 @@ use replay_core::ReplayPolicy;
 
 pub use budget::KvBudget;
 pub use error::CacheError;
+pub use hit::CachedPrefix;
 pub(crate) use owner::ModelId;
 pub(crate) use pages::{PageLists, PagePool};
 pub(crate) use sequence::{Sequence, Sequences};

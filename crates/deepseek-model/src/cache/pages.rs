@@ -4,12 +4,15 @@ use std::sync::OnceLock;
 
 use candle_core::{Device, Result as CandleResult, Tensor};
 
-use super::CacheError;
+use super::{CacheError, prefix::PrefixIndex};
 
-/// Pages not in use. A page is a number; storage of every KV source is indexed by it.
+/// Pages not in use, and what those hold that were. A page is a number; storage of every KV source is
+/// indexed by it.
 #[derive(Debug)]
 pub(crate) struct PagePool {
+    /// Pages whose entries are of no text that is known.
     free: Vec<u32>,
+    pub(super) prefixes: PrefixIndex,
     page_tokens: usize,
 }
 
@@ -18,6 +21,7 @@ impl PagePool {
         // Popped from the end: low numbers first, so that a lone sequence is contiguous.
         Self {
             free: (0..pages as u32).rev().collect(),
+            prefixes: PrefixIndex::default(),
             page_tokens,
         }
     }
@@ -32,12 +36,17 @@ impl PagePool {
         tokens.div_ceil(self.page_tokens).saturating_sub(held)
     }
 
-    /// Whether `needed` pages are free.
+    /// Pages that no sequence holds.
+    pub(crate) fn available(&self) -> usize {
+        self.free.len() + self.prefixes.idle()
+    }
+
+    /// Whether `needed` pages are available.
     pub(crate) fn check(&self, needed: usize) -> Result<(), CacheError> {
-        if needed > self.free.len() {
+        if needed > self.available() {
             return Err(CacheError::NoPages {
                 needed,
-                free: self.free.len(),
+                free: self.available(),
                 page_tokens: self.page_tokens,
             });
         }
@@ -50,12 +59,18 @@ impl PagePool {
     /// If [`Self::check`] would have failed.
     pub(crate) fn grow(&mut self, pages: &mut Vec<u32>, tokens: usize) {
         let needed = self.missing(tokens, pages.len());
-        pages.extend((0..needed).map(|_| self.free.pop().expect("pages were checked")));
+        let prefixes = &mut self.prefixes;
+        let mut next = || self.free.pop().or_else(|| prefixes.evict());
+        pages.extend((0..needed).map(|_| next().expect("pages were checked")));
     }
 
-    /// Takes pages back.
+    /// Takes the pages of a sequence back. Those whose text is known stay so until they are needed.
     pub(crate) fn free(&mut self, pages: Vec<u32>) {
-        self.free.extend(pages.into_iter().rev());
+        for page in pages.into_iter().rev() {
+            if !self.prefixes.release(page) {
+                self.free.push(page);
+            }
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::CacheError;
+use super::{CacheError, hit::Published};
 
 /// Names a sequence of one cache; every other cache refuses it. An id of a removed sequence stays
 /// invalid when its slot is reused.
@@ -51,6 +51,12 @@ pub(crate) struct Sequence {
     pub(crate) pages: Vec<u32>,
     /// The last token ids, oldest first, for n-gram hashes.
     pub(crate) tail: Vec<u32>,
+    /// Tokens whose entries were found in the cache and stay as they are.
+    pub(crate) shared: usize,
+    /// The first position whose window KV it holds or will: what is below is not read.
+    pub(crate) kv_start: usize,
+    /// What is known of its text, if later ones may find it.
+    pub(super) published: Option<Published>,
     /// Whether a step of it has begun and not ended. After a failure, what its layers hold is of
     /// different lengths.
     pub(crate) unfinished: bool,
@@ -113,6 +119,9 @@ impl Sequences {
             len: 0,
             pages: Vec::new(),
             tail: Vec::new(),
+            shared: 0,
+            kv_start: 0,
+            published: None,
             unfinished: false,
         });
         Ok(SequenceId {

@@ -122,13 +122,15 @@ impl KvCache {
         Ok(())
     }
 
-    /// Counts the tokens of a finished step; keeps the last `lookback` ids.
-    pub(crate) fn advance(&mut self, requests: &[StepRequest<'_>], lookback: usize) {
+    /// Counts the tokens of a finished step, and keeps the ids that later n-grams reach back to.
+    pub(crate) fn advance(&mut self, requests: &[StepRequest<'_>]) {
+        let lookback = self.lookback();
         for request in requests {
             let Ok(sequence) = self.sequences.get_mut(request.sequence) else {
                 continue;
             };
             sequence.unfinished = false;
+            self.pool.publish(sequence, request.tokens);
             sequence.len += request.tokens.len();
             sequence.tail.extend_from_slice(
                 &request.tokens[request.tokens.len().saturating_sub(lookback)..],

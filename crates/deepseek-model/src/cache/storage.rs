@@ -1,7 +1,7 @@
 //! The two shapes of cache storage: a ring of the newest rows, and pages of all entries.
 
 use candle_core::{DType, Device, Error, Result, Tensor};
-use replay_cuda::write_rows_into;
+use replay_cuda::{PAD_ROW, write_rows_into};
 
 use super::PageLists;
 use crate::{
@@ -131,18 +131,22 @@ impl PagedRows {
         groups: &ClosedGroups,
         pages: &PageLists<'_>,
     ) -> Result<()> {
-        let rows = groups.entries.iter();
-        let rows = rows.map(|&(request, entry)| self.row(pages.of(request), entry));
+        let row = |&(request, entry): &(usize, usize)| {
+            (entry >= groups.shared[request]).then(|| self.row(pages.of(request), entry))
+        };
+        let rows = groups.entries.iter().map(row);
         if values.device().is_cuda() {
             let list = if let Some(list) = &groups.on_device(values.device())?.pool_rows {
                 list.clone()
             } else {
-                let list: Vec<u32> = rows.map(|row| row as u32).collect();
+                let list = rows.map(|row| row.map_or(PAD_ROW, |row| row as u32));
+                let list: Vec<u32> = list.collect();
                 Tensor::new(list, values.device())?
             };
             return write_rows_into(&[values], &list, &[&self.data]).map_err(Error::wrap);
         }
-        let pairs: Vec<_> = rows.enumerate().collect();
+        let pairs = rows.enumerate().filter_map(|(i, row)| Some((i, row?)));
+        let pairs: Vec<_> = pairs.collect();
         write_rows(&self.data, values, &pairs)
     }
 

@@ -13,6 +13,8 @@ use crate::{cache::RowRing, rows::Rows};
 pub(crate) struct ClosedGroups {
     /// Request and entry number of each group; empty for rows of a captured step.
     pub(crate) entries: Vec<(usize, usize)>,
+    /// For each request, how many entries are there already: these groups are written nowhere.
+    pub(crate) shared: Vec<usize>,
     ratio: usize,
     on_device: OnceLock<DeviceGroups>,
 }
@@ -39,6 +41,7 @@ impl ClosedGroups {
     pub(crate) fn of(rows: &Rows, ratio: usize) -> Self {
         Self {
             entries: rows.closed_groups(ratio).collect(),
+            shared: rows.spans().iter().map(|s| s.shared / ratio).collect(),
             ratio,
             on_device: match rows.fixed_groups(ratio) {
                 Some(groups) => OnceLock::from(groups.clone()),

@@ -70,6 +70,12 @@ impl ReplayPlanner {
         first.clamp(start, end)
     }
 
+    /// The first row of a prompt that runs in the layer at the cut; 0 under `Off`.
+    pub(crate) fn first_row_of_cut(&self, prompt_len: usize) -> usize {
+        let rows = self.planner.as_ref().and_then(|p| p.tail_rows(0));
+        rows.map_or(0, |rows| prompt_len.saturating_sub(rows.as_usize()))
+    }
+
     /// The same, with graphs of these sizes for the replay layers (none: they run eagerly), and
     /// breaks in graphs of at least so many rows.
     ///
@@ -117,7 +123,7 @@ impl ReplayPlanner {
                 query_len: request.tokens.len() as u32,
                 seq_len: (sequence.len + request.tokens.len()) as u32,
                 prompt_len: sequence.options.prompt_len as u32,
-                replay_start: 0,
+                replay_start: sequence.kv_start as u32,
                 prefilling: sequence.len < sequence.options.prompt_len,
                 keeps_rows: sequence.options.keeps_rows,
             })

@@ -158,13 +158,12 @@ impl StepGraphs {
 
         let tokens: Vec<u32> = requests.iter().flat_map(|r| r.tokens).copied().collect();
         let pages = PageLists::new(sequences.iter().map(|s| s.pages.as_slice()));
-        let kv_starts: Vec<&[u32]> = match (&replay, self.mode) {
-            // Rows of decode read all that their window holds.
-            (_, CaptureMode::Full) | (None, _) => Vec::new(),
-            (Some(replay), CaptureMode::Piecewise) => {
-                replay.plan.layers().map(|rows| rows.kv_start).collect()
-            }
-        };
+        let kv_start: Vec<u32> = sequences.iter().map(|s| s.kv_start as u32).collect();
+        let mut kv_starts: Vec<&[u32]> = vec![&kv_start];
+        // Rows of decode read all that their window holds.
+        if let (Some(replay), CaptureMode::Piecewise) = (&replay, self.mode) {
+            kv_starts.extend(replay.plan.layers().map(|rows| rows.kv_start));
+        }
         let mut lists = self.program.lists.borrow_mut();
         lists.write(&tokens, &rows, &pages, &kv_starts)?;
         drop(lists);

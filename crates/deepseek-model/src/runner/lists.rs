@@ -4,6 +4,8 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::layout::{Layout, Limits, List};
+use replay_cuda::PAD_ROW;
+
 use crate::{
     Error, Result,
     cache::{PageLists, PagedRows},
@@ -67,7 +69,7 @@ impl StepLists {
     }
 
     /// Writes a step, or the rows that are kept of one: `tokens` are those of `rows`, `kv_starts` the
-    /// KV bounds of the replay layers, by layer and request. Lists that these are without take none.
+    /// KV bounds of the layers before the cut and of each replay layer, by request. Lists that these are without take none.
     pub(super) fn write(
         &mut self,
         tokens: &[u32],
@@ -78,7 +80,7 @@ impl StepLists {
         self.pad();
         self.put(List::Tokens, 0, tokens.iter().copied());
         for (layer, starts) in kv_starts.iter().enumerate() {
-            self.put(List::KvStart(layer + 1), 0, starts.iter().copied());
+            self.put(List::KvStart(layer), 0, starts.iter().copied());
         }
         let width = self.layout.limits.pages();
         let takes_pages = self.layout.places.contains_key(&List::Pages);
@@ -106,10 +108,15 @@ impl StepLists {
     fn write_groups(&mut self, ratio: usize, rows: &Rows, pages: &PageLists<'_>) {
         let per_page = self.layout.limits.page_tokens / ratio;
         for (at, (request, entry)) in rows.closed_groups(ratio).enumerate() {
-            let pool_row = PagedRows::place(per_page, pages.of(request), entry);
+            let is_there = (entry + 1) * ratio <= rows.spans()[request].shared;
+            let pool_row = if is_there {
+                PAD_ROW
+            } else {
+                PagedRows::place(per_page, pages.of(request), entry) as u32
+            };
             self.put(List::Groups(ratio), at * 2, [request as u32, entry as u32]);
             self.put(List::GroupPositions(ratio), at, [(entry * ratio) as u32]);
-            self.put(List::PoolRows(ratio), at, [pool_row as u32]);
+            self.put(List::PoolRows(ratio), at, [pool_row]);
         }
     }
 
@@ -195,7 +202,6 @@ impl StepLists {
 
 #[cfg(test)]
 mod tests {
-    use replay_cuda::PAD_ROW;
 
     use super::*;
     use crate::Config;
@@ -223,7 +229,7 @@ mod tests {
                 &[5, 6, 7, 8, 9],
                 &rows,
                 &PageLists::new(pages),
-                &[&[0, 0, 0], &[70, 0, 3]],
+                &[&[0, 2, 0], &[0, 0, 0], &[70, 0, 3]],
             )
             .unwrap();
         let list = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<u32>().unwrap();
@@ -247,7 +253,7 @@ mod tests {
             assert_eq!(got, padded(want, 8, PAD_ROW), "{capacity}");
         }
         let starts = |layer| list(&lists.kv_start(layer, 4).unwrap());
-        assert_eq!([starts(0), starts(1)], [[0; 4]; 2]);
+        assert_eq!([starts(0), starts(1)], [[0, 2, 0, 0], [0; 4]]);
         assert_eq!(starts(2), [70, 0, 3, 0]);
         let groups = fixed.fixed_groups(2).unwrap();
         // Position 129 closes entry 64, on the second page; 6 to 8 close entry 3.

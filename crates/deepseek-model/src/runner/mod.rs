@@ -15,8 +15,8 @@ use replay_graph::{CaptureMode, CaptureReport};
 pub use options::{Graphs, ReplaySizes, RunnerOptions, StepMode};
 
 use crate::{
-    CacheOptions, Error, KvCache, Model, PhaseTimes, Result, SequenceId, SequenceOptions,
-    StepOutput, StepRequest, profile::Profile,
+    CacheOptions, CachedPrefix, Error, KvCache, Model, PhaseTimes, Result, SequenceId,
+    SequenceOptions, StepOutput, StepRequest, profile::Profile,
 };
 use graphs::StepGraphs;
 pub(crate) use layout::Layout;
@@ -133,6 +133,19 @@ impl Runner {
     /// As there.
     pub fn add(&mut self, options: SequenceOptions) -> Result<SequenceId> {
         self.cache.add(options)
+    }
+
+    /// As [`KvCache::add_prompt`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add_prompt(
+        &mut self,
+        prompt: &[u32],
+        keeps_rows: bool,
+        salt: u64,
+    ) -> Result<(SequenceId, CachedPrefix)> {
+        self.cache.add_prompt(prompt, keeps_rows, salt)
     }
 
     /// As [`KvCache::remove`].

@@ -16,6 +16,7 @@ mod breaks;
 mod drive;
 mod graphs;
 mod memory;
+mod prefix;
 mod reference;
 mod serving;
 

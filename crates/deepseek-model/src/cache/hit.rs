@@ -1,0 +1,160 @@
+//! Sequences that find the entries of their first pages in the cache, and leave theirs to later ones.
+//!
+//! Compressed KV and index keys are found again, window KV is not: the last rows before the end of the
+//! hit are computed once more, with no window KV below them, and write window KV alone.
+
+use replay_core::ReplayPolicy;
+
+use super::{KvCache, PagePool, Sequence, SequenceId, SequenceOptions, prefix::Parent};
+use crate::Result;
+
+/// What is known of a sequence's text.
+#[derive(Debug, Clone)]
+pub(crate) struct Published {
+    /// The last page that is known, or what stands for it.
+    last: Parent,
+    /// Tokens behind that page.
+    tokens: Vec<u32>,
+}
+
+/// Entries that a new sequence found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CachedPrefix {
+    /// Tokens at the beginning of the text whose compressed KV and index keys are there.
+    pub tokens: usize,
+    /// The position that its first step begins at: rows from here to `tokens` are computed again.
+    pub start: usize,
+}
+
+impl KvCache {
+    /// Adds a sequence that may read what other sequences have written of the same text, and whose
+    /// own pages others may read: `prompt` are the tokens of its prompt, `salt` is whatever else its
+    /// entries depend on (texts of different salts share nothing).
+    ///
+    /// [`Self::len`] of the new sequence is [`CachedPrefix::start`]; its first step takes the tokens
+    /// from there on.
+    ///
+    /// Whole pages are found, and the last token of the prompt is always computed. How many rows are
+    /// computed again depends on the policy:
+    ///
+    /// - Under `StepTail` and `PromptTail` it is a window's, `W`. They are computed without the window
+    ///   KV that was below them, so results are close to those of a sequence that found nothing, and
+    ///   the pages that they lead to are too. A hit of `W` tokens or fewer is not adopted.
+    /// - Under `Off` and `Exact` it is as many as it takes for results to equal those of a sequence
+    ///   that found nothing, up to rounding. A row of a layer reads the `W - 1` rows before it; so the
+    ///   first layer runs `W - 1` rows more than the second, and so on, down to the first row that a
+    ///   layer's results are needed of. Through `n` layers that is `n · (W - 1)` rows.
+    ///
+    /// A sequence of which every row is read finds nothing.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn add_prompt(
+        &mut self,
+        prompt: &[u32],
+        keeps_rows: bool,
+        salt: u64,
+    ) -> Result<(SequenceId, CachedPrefix)> {
+        let options = SequenceOptions {
+            prompt_len: prompt.len(),
+            keeps_rows,
+        };
+        let id = self.sequences.add(options)?;
+        let page_tokens = self.pool.page_tokens();
+        let mut pages = Vec::new();
+        if !keeps_rows {
+            let whole = &prompt[..prompt.len() - 1];
+            pages = self.pool.prefixes.find(salt, whole, page_tokens);
+        }
+        let hit = pages.len() * page_tokens;
+        let start = self.rerun_from(hit, prompt.len()).unwrap_or(0);
+        // Without a row that is spared, a hit is not worth the rows' being computed apart.
+        if start == 0 {
+            pages.clear();
+        }
+        let found = CachedPrefix {
+            tokens: pages.len() * page_tokens,
+            start,
+        };
+        self.pool.prefixes.hold(&pages);
+        let lookback = self.lookback();
+        let sequence = self.sequences.get_mut(id)?;
+        sequence.published = Some(Published {
+            last: pages
+                .last()
+                .map_or(Parent::Salt(salt), |&p| Parent::Page(p)),
+            tokens: Vec::new(),
+        });
+        sequence.tail = prompt[start.saturating_sub(lookback)..start].to_vec();
+        sequence.pages = pages;
+        (sequence.len, sequence.kv_start) = (start, start);
+        sequence.shared = found.tokens;
+        Ok((id, found))
+    }
+
+    /// Pages that no sequence holds, each of [`Self::page_tokens`] tokens.
+    pub fn free_pages(&self) -> usize {
+        self.pool.available()
+    }
+
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> usize {
+        self.pool.page_tokens()
+    }
+
+    /// Where a prompt has to be computed from after a hit of so many tokens; `None` if that is before
+    /// its beginning.
+    fn rerun_from(&self, hit: usize, prompt_len: usize) -> Option<usize> {
+        let reach = self.config.sliding_window - 1;
+        match self.policy() {
+            ReplayPolicy::StepTail | ReplayPolicy::PromptTail => hit.checked_sub(reach + 1),
+            ReplayPolicy::Off => hit.checked_sub(self.config.layers.len() * reach),
+            ReplayPolicy::Exact => {
+                // What the cut reads: all rows that run in it, and the window before the first.
+                let tail = self
+                    .planner
+                    .first_row_of_cut(prompt_len)
+                    .checked_sub(reach)?;
+                let layers = self.config.replay_layers().ok()?.first() as usize;
+                hit.min(tail).checked_sub(layers * reach)
+            }
+        }
+    }
+
+    /// Token ids that a step's n-grams reach back to.
+    pub(super) fn lookback(&self) -> usize {
+        self.config.engram.as_ref().map_or(0, |e| e.max_ngram - 1)
+    }
+}
+
+impl PagePool {
+    /// Makes the pages known that a step's tokens fill, before they are counted.
+    pub(super) fn publish(&mut self, sequence: &mut Sequence, tokens: &[u32]) {
+        let Some(published) = &mut sequence.published else {
+            return;
+        };
+        let page_tokens = self.page_tokens();
+        // Tokens of shared pages were known before.
+        let rebuilt = sequence.shared.saturating_sub(sequence.len);
+        let mut page = (sequence.len.max(sequence.shared)) / page_tokens;
+        for &token in tokens.get(rebuilt..).unwrap_or_default() {
+            published.tokens.push(token);
+            if published.tokens.len() < page_tokens {
+                continue;
+            }
+            let number = sequence.pages[page];
+            if !self
+                .prefixes
+                .publish(published.last, &published.tokens, number)
+            {
+                // Another sequence was first. What follows would hang on a page that this one does
+                // not hold.
+                sequence.published = None;
+                return;
+            }
+            published.last = Parent::Page(number);
+            published.tokens.clear();
+            page += 1;
+        }
+    }
+}
