@@ -243,6 +243,7 @@ fn new_cache(
     let options = CacheOptions {
         max_sequences: 1,
         max_tokens: len,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy,
         sampled_rows: rows,
     };

@@ -83,6 +83,7 @@ fn prefill(
     let mut cache = model.new_cache(CacheOptions {
         max_sequences: 1,
         max_tokens: prompt.len() + 256,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy,
         sampled_rows: NonZeroU32::MIN,
     })?;

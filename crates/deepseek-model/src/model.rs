@@ -238,6 +238,7 @@ impl Model {
     /// let mut cache = model.new_cache(CacheOptions {
     ///     max_sequences: 2,
     ///     max_tokens: 512,
+    ///     page_tokens: CacheOptions::PAGE_TOKENS,
     ///     policy: ReplayPolicy::PromptTail,
     ///     sampled_rows: NonZeroU32::MIN,
     /// })?;

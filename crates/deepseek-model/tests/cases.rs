@@ -163,6 +163,7 @@ fn br_05_a_prompt_that_is_read_keeps_its_rows() {
             .new_cache(CacheOptions {
                 max_sequences: 2,
                 max_tokens: 64,
+                page_tokens: CacheOptions::PAGE_TOKENS,
                 policy: ReplayPolicy::PromptTail,
                 sampled_rows: NonZeroU32::MIN,
             })
@@ -337,6 +338,7 @@ fn br_08_layouts_that_cannot_replay_say_why() {
         let options = |policy| CacheOptions {
             max_sequences: 1,
             max_tokens: 16,
+            page_tokens: CacheOptions::PAGE_TOKENS,
             policy,
             sampled_rows: NonZeroU32::MIN,
         };

@@ -58,6 +58,7 @@ fn load_damaged(file: &str, bytes: &[u8]) {
 const OPTIONS: CacheOptions = CacheOptions {
     max_sequences: 2,
     max_tokens: 64,
+    page_tokens: CacheOptions::PAGE_TOKENS,
     policy: ReplayPolicy::PromptTail,
     sampled_rows: NonZeroU32::MAX,
 };

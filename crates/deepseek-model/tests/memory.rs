@@ -44,6 +44,7 @@ fn budget(bytes: u64, max_sequences: usize, min_tokens: usize) -> KvBudget {
         bytes,
         max_sequences,
         min_tokens,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::Off,
         sampled_rows: NonZeroU32::MIN,
     }

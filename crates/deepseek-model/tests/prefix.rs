@@ -1,5 +1,5 @@
-//! Prompts that find the entries of their beginning in the cache. A page holds 128 tokens here, the
-//! window 8.
+//! Prompts that find the entries of their beginning in the cache. A page holds 128 tokens where nothing
+//! else is said, the window 8.
 
 mod common;
 
@@ -14,9 +14,14 @@ const W: usize = 8;
 const PAGE: usize = 128;
 
 fn cache(model: &Model, policy: ReplayPolicy, max_tokens: usize) -> KvCache {
+    paged(model, policy, max_tokens, PAGE)
+}
+
+fn paged(model: &Model, policy: ReplayPolicy, max_tokens: usize, page_tokens: usize) -> KvCache {
     let options = CacheOptions {
         max_sequences: 3,
         max_tokens,
+        page_tokens,
         policy,
         sampled_rows: NonZeroU32::MIN,
     };
@@ -317,4 +322,41 @@ fn the_same_text_twice_at_once() {
     cache.remove(a).unwrap();
     cache.remove(c).unwrap();
     assert_eq!(cache.free_pages(), pages);
+}
+
+/// Hits around the window, in the smallest pages there can be, and what follows them: those of a window
+/// or less are not adopted, shared entries stay as they are, and nothing depends on the chunks (BR-13).
+#[test]
+fn hits_around_the_window() {
+    let model = load("bf16-s1", false);
+    let policy = ReplayPolicy::PromptTail;
+    let known = text(1, 3 * W);
+    for same in [0, 1, W - 1, W, W + 1, W + 2, 2 * W, 2 * W + 1] {
+        for suffix in 1..=W + 1 {
+            let prompt = [&known[..same], &text(5, suffix)].concat();
+            let mut results = Vec::new();
+            for chunk in [1, 4, 100] {
+                // The cut and three sources before it: ratio 2, so that a page has 2 tokens.
+                let mut cache = paged(&model, policy, 256, 1);
+                assert_eq!(cache.page_tokens(), 2);
+                cache.fill(f32::NAN).unwrap();
+                let (first, _) = add(&mut cache, &known);
+                run(&model, &mut cache, first, (&known, &[]), 100);
+                let before = flat(&cache.compressed(first, 5).unwrap().0);
+                let (second, found) = add(&mut cache, &prompt);
+                let hit = same / 2 * 2;
+                let hit = if hit > W { hit } else { 0 };
+                assert_eq!((found.tokens, found.start), (hit, hit.saturating_sub(W)));
+                let after = text(6, W + 1);
+                results.push(run(&model, &mut cache, second, (&prompt, &after), chunk));
+                let now = flat(&cache.compressed(first, 5).unwrap().0);
+                assert!(before == now, "shared {same}, suffix {suffix}");
+            }
+            for got in &results[1..] {
+                for (got, want) in got.iter().zip(&results[0]) {
+                    assert_close(&format!("shared {same}, suffix {suffix}"), got, want, 1e-4);
+                }
+            }
+        }
+    }
 }

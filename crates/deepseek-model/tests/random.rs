@@ -27,6 +27,7 @@ fn cache(policy: ReplayPolicy) -> CacheOptions {
     CacheOptions {
         max_sequences: 1,
         max_tokens: LEN + 8,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy,
         sampled_rows: NonZeroU32::MIN,
     }

@@ -25,6 +25,7 @@ fn cache(policy: ReplayPolicy, sampled_rows: u32) -> (KvCache, SequenceId) {
     let options = CacheOptions {
         max_sequences: 1,
         max_tokens: 2 * PROMPT,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy,
         sampled_rows: NonZeroU32::new(sampled_rows).unwrap(),
     };

@@ -26,6 +26,7 @@ fn a_sequence_whose_step_did_not_end_takes_no_other() {
     let options = CacheOptions {
         max_sequences: 1,
         max_tokens: 256,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::PromptTail,
         sampled_rows: NonZeroU32::MIN,
     };

@@ -18,6 +18,7 @@ static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| load("bf16-s1", false).int
 const OPTIONS: CacheOptions = CacheOptions {
     max_sequences: 2,
     max_tokens: 128,
+    page_tokens: CacheOptions::PAGE_TOKENS,
     policy: ReplayPolicy::PromptTail,
     sampled_rows: std::num::NonZeroU32::MIN,
 };
@@ -297,6 +298,7 @@ fn refused_caches_and_sequences_say_why() {
             MODEL.config(),
             CacheOptions {
                 max_tokens: 0,
+                page_tokens: CacheOptions::PAGE_TOKENS,
                 ..OPTIONS
             },
             &device,
@@ -312,6 +314,7 @@ fn refused_caches_and_sequences_say_why() {
         let options = CacheOptions {
             max_sequences,
             max_tokens,
+            page_tokens: CacheOptions::PAGE_TOKENS,
             ..OPTIONS
         };
         texts.add(what, KvCache::new(MODEL.config(), options, &device, dtype));
@@ -320,6 +323,7 @@ fn refused_caches_and_sequences_say_why() {
     wide.head_dim = (1 << 31) - 1;
     let options = CacheOptions {
         max_tokens: 1 << 20,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         ..OPTIONS
     };
     texts.add(

@@ -20,6 +20,7 @@ static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| load("engram-s1", false).i
 const CACHE: CacheOptions = CacheOptions {
     max_sequences: 2,
     max_tokens: 256,
+    page_tokens: CacheOptions::PAGE_TOKENS,
     policy: ReplayPolicy::PromptTail,
     sampled_rows: NonZeroU32::MIN,
 };

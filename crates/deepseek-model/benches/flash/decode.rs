@@ -107,6 +107,7 @@ fn runner(model: &Arc<Model>, case: DecodeCase) -> Result<Runner> {
     let cache = CacheOptions {
         max_sequences: case.batch,
         max_tokens: case.batch * (case.context + MOST_STEPS),
+        page_tokens: CacheOptions::PAGE_TOKENS,
         // Every policy runs every decode row.
         policy: ReplayPolicy::PromptTail,
         sampled_rows: NonZeroU32::MIN,

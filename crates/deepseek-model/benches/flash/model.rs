@@ -72,6 +72,7 @@ fn expert_shares(model: &Model, seed: u64) -> Result<[f64; 2]> {
     let mut cache = model.new_cache(CacheOptions {
         max_sequences: 1,
         max_tokens: len,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::Off,
         sampled_rows: NonZeroU32::MIN,
     })?;

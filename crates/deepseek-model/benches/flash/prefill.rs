@@ -110,6 +110,7 @@ fn runner(model: &Arc<Model>, case: PrefillCase, chunk: usize) -> Result<Runner>
     let cache = CacheOptions {
         max_sequences: 1,
         max_tokens: case.length,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: case.policy,
         sampled_rows: NonZeroU32::MIN,
     };

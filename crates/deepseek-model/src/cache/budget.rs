@@ -17,6 +17,8 @@ pub struct KvBudget {
     pub max_sequences: usize,
     /// Tokens over all sequences that there must be room for at least.
     pub min_tokens: usize,
+    /// As [`CacheOptions::page_tokens`].
+    pub page_tokens: usize,
     /// As [`CacheOptions::policy`].
     pub policy: ReplayPolicy,
     /// As [`CacheOptions::sampled_rows`].
@@ -34,12 +36,13 @@ impl CacheOptions {
         let mut options = Self {
             max_sequences: budget.max_sequences,
             max_tokens: budget.min_tokens,
+            page_tokens: budget.page_tokens,
             policy: budget.policy,
             sampled_rows: budget.sampled_rows,
         };
         let needed = options.bytes(config, dtype)?;
-        let sizes =
-            Sizes::new(config, dtype).ok_or_else(|| options.too_large(None, Shortage::UNKNOWN))?;
+        let sizes = Sizes::new(config, dtype, options.page_tokens)
+            .ok_or_else(|| options.too_large(None, Shortage::UNKNOWN))?;
         if needed > budget.bytes {
             return Err(options.no_memory(&sizes, needed, budget.bytes).into());
         }
@@ -59,7 +62,7 @@ impl CacheOptions {
         self.check_counts()?;
         config.check_bounds()?;
         let sized = || {
-            let sizes = Sizes::new(config, dtype)?;
+            let sizes = Sizes::new(config, dtype, self.page_tokens)?;
             let pages = sizes.pages(self.max_sequences, self.max_tokens)?;
             sizes.tensors(self.max_sequences, pages)
         };
@@ -71,6 +74,7 @@ impl CacheOptions {
         let counts = [
             ("max_sequences", self.max_sequences),
             ("max_tokens", self.max_tokens),
+            ("page_tokens", self.page_tokens),
         ];
         match counts.into_iter().find(|(_, value)| *value == 0) {
             Some((field, _)) => Err(CacheError::Empty { field }),

@@ -36,12 +36,16 @@ pub struct CacheOptions {
     pub max_sequences: usize,
     /// Tokens over all sequences.
     ///
-    /// Room is given out in pages, and a page holds tokens of one sequence only. Its tokens are
-    /// the least common multiple of the model's compression ratios that is 128 or more. There are as many pages as
+    /// Room is given out in pages, and a page holds tokens of one sequence only, or of several that
+    /// begin alike. There are as many pages as
     /// `max_tokens` fill, the last one begun, and one more for each sequence but the first: any
     /// sequences whose tokens add up to `max_tokens` have room, however they are shared out. So it
     /// is enough to add up what each sequence may reach: prompt, and tokens to generate.
     pub max_tokens: usize,
+    /// Tokens of a page at least: it has the least common multiple of the model's compression ratios that
+    /// is this or more. [`Self::PAGE_TOKENS`], if there is no reason for another number: a text finds
+    /// the beginning that it shares with others by whole pages.
+    pub page_tokens: usize,
     /// How prefill is cut short. One policy for the life of a cache: window KV written under one
     /// is not what another expects.
     pub policy: ReplayPolicy,
@@ -93,9 +97,11 @@ pub(crate) struct CacheStorage {
     pub(crate) faults: Option<FaultWord>,
 }
 
-/// Tokens of a page at least: small enough to waste little on short texts, large enough for the
-/// products over a page's index keys to pay.
-const MIN_PAGE_TOKENS: usize = 128;
+impl CacheOptions {
+    /// Tokens of a page that suit most: few enough to waste little on short texts, and enough for the
+    /// products over a page's index keys to pay.
+    pub const PAGE_TOKENS: usize = 128;
+}
 
 impl KvCache {
     /// An empty cache for a model of this configuration, with values held as `dtype`. It belongs to

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device};
 
-use super::{CacheError, CacheOptions, MIN_PAGE_TOKENS, Sequences};
+use super::{CacheError, CacheOptions, Sequences};
 use crate::{
     Config, Result, device,
     memory::{Shortage, host},
@@ -23,12 +23,12 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes for values held as `dtype`; `None` if one exceeds what can be addressed.
-    pub(super) fn new(config: &Config, dtype: DType) -> Option<Self> {
+    /// Sizes for values held as `dtype`, in pages of so many tokens at least; `None` if one exceeds what can be addressed.
+    pub(super) fn new(config: &Config, dtype: DType, page_tokens: usize) -> Option<Self> {
         // A page covers the same tokens in every source, so it holds whole groups of each ratio.
         let mut ratios = config.layers.iter().map(|l| l.ratio.max(1));
         let step = ratios.try_fold(1, lcm)?;
-        let page_tokens = step.checked_mul(MIN_PAGE_TOKENS.div_ceil(step))?;
+        let page_tokens = step.checked_mul(page_tokens.div_ceil(step))?;
         let mut sizes = Self {
             page_tokens,
             slot_bytes: 0,
@@ -124,7 +124,7 @@ pub(super) fn plan_pages(
 ) -> Result<(usize, usize)> {
     let (sequences, tokens) = (options.max_sequences, options.max_tokens);
     let sized = || {
-        let sizes = Sizes::new(config, dtype)?;
+        let sizes = Sizes::new(config, dtype, options.page_tokens)?;
         let pages = sizes.pages(sequences, tokens)?;
         let (tensors, lists) = (
             sizes.tensors(sequences, pages)?,
@@ -153,7 +153,7 @@ impl CacheOptions {
     pub(crate) fn paging(&self, config: &Config) -> Result<Paging, CacheError> {
         let sized = || {
             // Pages hold as many tokens in every dtype.
-            let sizes = Sizes::new(config, DType::F32)?;
+            let sizes = Sizes::new(config, DType::F32, self.page_tokens)?;
             let pages = sizes.pages(self.max_sequences, self.max_tokens)?;
             let held = pages.saturating_mul(sizes.page_tokens);
             Some(Paging {
@@ -210,6 +210,7 @@ mod tests {
         CacheOptions {
             max_sequences,
             max_tokens,
+            page_tokens: CacheOptions::PAGE_TOKENS,
             policy: ReplayPolicy::Off,
             sampled_rows: NonZeroU32::MIN,
         }

@@ -164,6 +164,7 @@ impl<'a> Demand<'a> {
             bytes: limit - need.weights - need.workspace,
             max_sequences: self.cache.max_sequences,
             min_tokens: self.cache.max_tokens,
+            page_tokens: CacheOptions::PAGE_TOKENS,
             policy: self.cache.policy,
             sampled_rows: self.cache.sampled_rows,
         };
@@ -199,6 +200,7 @@ impl GenerateOptions {
         CacheOptions {
             max_sequences,
             max_tokens: tokens.fold(0, usize::saturating_add).max(1),
+            page_tokens: CacheOptions::PAGE_TOKENS,
             policy: self.policy,
             sampled_rows: NonZeroU32::MIN,
         }

@@ -145,6 +145,7 @@ mod tests {
         let cache = CacheOptions {
             max_sequences,
             max_tokens: 1 << 20,
+            page_tokens: CacheOptions::PAGE_TOKENS,
             policy: ReplayPolicy::PromptTail,
             sampled_rows: NonZeroU32::MIN,
         };

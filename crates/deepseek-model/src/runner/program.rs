@@ -251,6 +251,7 @@ mod tests {
                 let cache = CacheOptions {
                     max_sequences: 5,
                     max_tokens: 1000,
+                    page_tokens: CacheOptions::PAGE_TOKENS,
                     policy,
                     sampled_rows: NonZeroU32::MIN,
                 };

@@ -143,6 +143,7 @@ mod tests {
         CacheOptions {
             max_sequences,
             max_tokens,
+            page_tokens: CacheOptions::PAGE_TOKENS,
             policy: ReplayPolicy::PromptTail,
             sampled_rows: NonZeroU32::MIN,
         }

@@ -199,6 +199,7 @@ impl<'a> Lone<'a> {
             .new_cache(CacheOptions {
                 max_sequences: 1,
                 max_tokens,
+                page_tokens: CacheOptions::PAGE_TOKENS,
                 policy,
                 sampled_rows: NonZeroU32::MIN,
             })

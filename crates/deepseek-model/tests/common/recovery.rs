@@ -60,6 +60,7 @@ pub fn check_failed_steps(model: &Model) {
         let options = CacheOptions {
             max_sequences: 2,
             max_tokens: 256,
+            page_tokens: CacheOptions::PAGE_TOKENS,
             policy: ReplayPolicy::PromptTail,
             sampled_rows: NonZeroU32::MIN,
         };

@@ -116,6 +116,7 @@ pub fn cache_for(scripts: usize, policy: ReplayPolicy) -> CacheOptions {
     CacheOptions {
         max_sequences: scripts,
         max_tokens: 64 * scripts,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy,
         sampled_rows: NonZeroU32::MIN,
     }

@@ -126,6 +126,7 @@ fn planned_rows_are_the_rows_that_run() {
             .new_cache(CacheOptions {
                 max_sequences: 1,
                 max_tokens: 300,
+                page_tokens: CacheOptions::PAGE_TOKENS,
                 policy,
                 sampled_rows: std::num::NonZeroU32::MIN,
             })

@@ -30,6 +30,7 @@ fn one_sequence(policy: ReplayPolicy) -> CacheOptions {
     CacheOptions {
         max_sequences: 1,
         max_tokens: 512,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy,
         sampled_rows: NonZeroU32::MIN,
     }

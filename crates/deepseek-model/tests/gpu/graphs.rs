@@ -15,6 +15,7 @@ fn runner(model: &Arc<Model>, sequences: usize, graphs: Graphs) -> Runner {
     let cache = CacheOptions {
         max_sequences: sequences,
         max_tokens: 512 * sequences,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::PromptTail,
         sampled_rows: NonZeroU32::MIN,
     };
@@ -150,6 +151,7 @@ fn a_capture_leaves_live_sequences_alone() {
             let cache = CacheOptions {
                 max_sequences: 8,
                 max_tokens: 4096,
+                page_tokens: CacheOptions::PAGE_TOKENS,
                 policy,
                 sampled_rows: NonZeroU32::MIN,
             };
@@ -214,6 +216,7 @@ fn sequences_beyond_the_graphs_run_eagerly() {
         let cache = CacheOptions {
             max_sequences: 2,
             max_tokens: 1024,
+            page_tokens: CacheOptions::PAGE_TOKENS,
             policy: ReplayPolicy::PromptTail,
             sampled_rows: NonZeroU32::MIN,
         };

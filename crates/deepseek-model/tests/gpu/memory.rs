@@ -55,6 +55,7 @@ fn a_cache_beyond_the_device_is_refused_with_what_would_fit() {
     let options = |max_tokens| CacheOptions {
         max_sequences: 1,
         max_tokens,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::PromptTail,
         sampled_rows: NonZeroU32::MIN,
     };
@@ -108,6 +109,7 @@ fn a_step_without_memory_leaves_the_next_request_alone() {
     let options = CacheOptions {
         max_sequences: 1,
         max_tokens: 4096,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::Off,
         sampled_rows: NonZeroU32::MIN,
     };
@@ -138,6 +140,7 @@ fn a_capture_without_memory_leaves_the_runner_as_it_was() {
     let cache = CacheOptions {
         max_sequences: 2,
         max_tokens: 4096,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::PromptTail,
         sampled_rows: NonZeroU32::MIN,
     };

@@ -23,6 +23,7 @@ fn two(model: &Arc<Model>, policy: ReplayPolicy, graphs: Graphs) -> Vec<Vec<f32>
     let cache = CacheOptions {
         max_sequences: 2,
         max_tokens: 1024,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy,
         sampled_rows: NonZeroU32::MIN,
     };

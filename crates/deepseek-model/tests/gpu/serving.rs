@@ -22,6 +22,7 @@ fn runner(model: &Arc<Model>, sequences: usize, graphs: Graphs) -> Runner {
     let cache = CacheOptions {
         max_sequences: sequences,
         max_tokens: 1024 * sequences,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::PromptTail,
         sampled_rows: NonZeroU32::MIN,
     };
