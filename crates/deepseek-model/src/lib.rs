@@ -55,6 +55,7 @@ mod cache;
 pub mod config;
 pub mod device;
 mod draw;
+pub mod engine;
 pub mod engram;
 mod error;
 mod forward;
@@ -74,7 +75,8 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use cache::{
-    CacheError, CacheOptions, CachedPrefix, KvBudget, KvCache, SequenceId, SequenceOptions,
+    CacheError, CacheOptions, CachedPrefix, KvBudget, KvCache, PrefixOptions, SequenceId,
+    SequenceOptions,
 };
 pub use config::Config;
 pub use error::{Error, Result};

@@ -7,7 +7,8 @@ use std::num::NonZeroU32;
 
 use common::{assert_close, flat, load};
 use deepseek_model::{
-    CacheOptions, CachedPrefix, KvCache, LogitRows, Model, ReplayPolicy, SequenceId, StepRequest,
+    CacheOptions, CachedPrefix, KvCache, LogitRows, Model, PrefixOptions, ReplayPolicy, SequenceId,
+    StepRequest,
 };
 
 const W: usize = 8;
@@ -26,6 +27,13 @@ fn paged(model: &Model, policy: ReplayPolicy, max_tokens: usize, page_tokens: us
         sampled_rows: NonZeroU32::MIN,
     };
     model.new_cache(options).unwrap()
+}
+
+fn salted(salt: u64) -> PrefixOptions {
+    PrefixOptions {
+        salt,
+        ..PrefixOptions::default()
+    }
 }
 
 /// A text of its own for each seed.
@@ -77,7 +85,9 @@ fn run(
 }
 
 fn add(cache: &mut KvCache, prompt: &[u32]) -> (SequenceId, CachedPrefix) {
-    cache.add_prompt(prompt, false, 0).unwrap()
+    cache
+        .add_prompt(prompt, false, PrefixOptions::default())
+        .unwrap()
 }
 
 /// The same run in a cache that holds nothing else.
@@ -137,7 +147,7 @@ fn a_hit_gives_what_a_cold_run_gives() {
 fn poison_window(model: &Model, cache: &mut KvCache, policy: ReplayPolicy) {
     let other = text(99, 2 * W);
     let mut added = Vec::new();
-    while let Ok((sequence, _)) = cache.add_prompt(&other, false, 7) {
+    while let Ok((sequence, _)) = cache.add_prompt(&other, false, salted(7)) {
         let tokens = other.as_slice();
         let logits = LogitRows::Last;
         let request = StepRequest {
@@ -237,7 +247,7 @@ fn what_is_found() {
     let (first, _) = add(&mut cache, &known);
     run(&model, &mut cache, first, (&known, &[]), 90);
     let mut found = |prompt: &[u32], keeps_rows, salt| {
-        let (id, found) = cache.add_prompt(prompt, keeps_rows, salt).unwrap();
+        let (id, found) = cache.add_prompt(prompt, keeps_rows, salted(salt)).unwrap();
         cache.remove(id).unwrap();
         found.tokens
     };

@@ -17,6 +17,24 @@ pub(crate) struct Published {
     tokens: Vec<u32>,
 }
 
+/// Which cached entries a prompt may take over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefixOptions {
+    /// Whatever else the entries depend on: texts of different salts share nothing.
+    pub salt: u64,
+    /// Tokens that are taken over at most; 0 finds nothing, but is found later.
+    pub at_most: usize,
+}
+
+impl Default for PrefixOptions {
+    fn default() -> Self {
+        Self {
+            salt: 0,
+            at_most: usize::MAX,
+        }
+    }
+}
+
 /// Entries that a new sequence found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CachedPrefix {
@@ -28,8 +46,7 @@ pub struct CachedPrefix {
 
 impl KvCache {
     /// Adds a sequence that may read what other sequences have written of the same text, and whose
-    /// own pages others may read: `prompt` are the tokens of its prompt, `salt` is whatever else its
-    /// entries depend on (texts of different salts share nothing).
+    /// own pages others may read: `prompt` are the tokens of its prompt.
     ///
     /// [`Self::len`] of the new sequence is [`CachedPrefix::start`]; its first step takes the tokens
     /// from there on.
@@ -53,8 +70,9 @@ impl KvCache {
         &mut self,
         prompt: &[u32],
         keeps_rows: bool,
-        salt: u64,
+        prefix: PrefixOptions,
     ) -> Result<(SequenceId, CachedPrefix)> {
+        let PrefixOptions { salt, at_most } = prefix;
         let options = SequenceOptions {
             prompt_len: prompt.len(),
             keeps_rows,
@@ -63,7 +81,7 @@ impl KvCache {
         let page_tokens = self.pool.page_tokens();
         let mut pages = Vec::new();
         if !keeps_rows {
-            let whole = &prompt[..prompt.len() - 1];
+            let whole = &prompt[..at_most.min(prompt.len() - 1)];
             pages = self.pool.prefixes.find(salt, whole, page_tokens);
         }
         let hit = pages.len() * page_tokens;
@@ -95,6 +113,23 @@ impl KvCache {
     /// Pages that no sequence holds, each of [`Self::page_tokens`] tokens.
     pub fn free_pages(&self) -> usize {
         self.pool.available()
+    }
+
+    /// Pages that a sequence needs beyond its own to have so many tokens.
+    ///
+    /// # Errors
+    /// If the cache does not hold it.
+    pub(crate) fn missing_pages(&self, id: SequenceId, tokens: usize) -> Result<usize> {
+        let held = self.held_pages(id)?;
+        Ok(self.pool.missing(tokens, held))
+    }
+
+    /// Pages of a sequence.
+    ///
+    /// # Errors
+    /// If the cache does not hold it.
+    pub(crate) fn held_pages(&self, id: SequenceId) -> Result<usize> {
+        Ok(self.sequences.get(id)?.pages.len())
     }
 
     /// Tokens of a page.

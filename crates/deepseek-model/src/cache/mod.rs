@@ -19,7 +19,7 @@ use replay_core::ReplayPolicy;
 
 pub use budget::KvBudget;
 pub use error::CacheError;
-pub use hit::CachedPrefix;
+pub use hit::{CachedPrefix, PrefixOptions};
 pub(crate) use owner::ModelId;
 pub(crate) use pages::{PageLists, PagePool};
 pub(crate) use sequence::{Sequence, Sequences};

@@ -373,7 +373,7 @@ impl Generator {
 }
 
 /// What a step would refuse of a prompt, found before anything runs.
-fn check_prompt(model: &Model, prompt: &[u32]) -> Result<()> {
+pub(crate) fn check_prompt(model: &Model, prompt: &[u32]) -> Result<()> {
     let (config, prompt_len) = (model.config(), prompt.len());
     if prompt.is_empty() {
         return Err(CacheError::EmptyPrompt.into());

@@ -15,8 +15,8 @@ use replay_graph::{CaptureMode, CaptureReport};
 pub use options::{Graphs, ReplaySizes, RunnerOptions, StepMode};
 
 use crate::{
-    CacheOptions, CachedPrefix, Error, KvCache, Model, PhaseTimes, Result, SequenceId,
-    SequenceOptions, StepOutput, StepRequest, profile::Profile,
+    CacheOptions, CachedPrefix, Error, KvCache, Model, PhaseTimes, PrefixOptions, Result,
+    SequenceId, SequenceOptions, StepOutput, StepRequest, profile::Profile,
 };
 use graphs::StepGraphs;
 pub(crate) use layout::Layout;
@@ -143,9 +143,9 @@ impl Runner {
         &mut self,
         prompt: &[u32],
         keeps_rows: bool,
-        salt: u64,
+        prefix: PrefixOptions,
     ) -> Result<(SequenceId, CachedPrefix)> {
-        self.cache.add_prompt(prompt, keeps_rows, salt)
+        self.cache.add_prompt(prompt, keeps_rows, prefix)
     }
 
     /// As [`KvCache::remove`].

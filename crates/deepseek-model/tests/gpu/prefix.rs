@@ -4,7 +4,8 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use candle_core::DType;
 use deepseek_model::{
-    CacheOptions, Graphs, LogitRows, Model, ReplayPolicy, Runner, RunnerOptions, StepRequest,
+    CacheOptions, Graphs, LogitRows, Model, PrefixOptions, ReplayPolicy, Runner, RunnerOptions,
+    StepRequest,
 };
 
 use crate::common::{assert_close, flat, load, load_on};
@@ -40,7 +41,9 @@ fn two(model: &Arc<Model>, policy: ReplayPolicy, graphs: Graphs) -> Vec<Vec<f32>
     let mut read = Vec::new();
     for (seed, suffix) in [(2, 5), (3, 29)] {
         let prompt = [&shared[..], &text(seed, suffix)].concat();
-        let (sequence, found) = runner.add_prompt(&prompt, false, 0).unwrap();
+        let (sequence, found) = runner
+            .add_prompt(&prompt, false, PrefixOptions::default())
+            .unwrap();
         assert_eq!(
             found.tokens,
             if seed == 2 { 0 } else { 2 * PAGE },

@@ -1,0 +1,274 @@
+//! The engine without a thread: requests come in, each step gives what came of it.
+
+use std::{collections::VecDeque, sync::Arc, time::Instant};
+
+use super::{
+    EngineError, EngineOptions,
+    job::Job,
+    request::{EndReason, EngineRequest, RequestId, Update},
+    schedule::Part,
+};
+use crate::{
+    CaptureReport, Error, Model, Result, Runner, SequenceId, StepOutput, StepRequest,
+    generate::check_prompt,
+};
+
+/// A job with its sequence.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) job: Job,
+    pub(super) sequence: SequenceId,
+}
+
+/// Requests, first come first served, over one model and its cache.
+///
+/// Each [`Self::step`] runs a decode row of every sequence whose text is computed, then as many tokens
+/// of prompts as the budget leaves, oldest request first. A request begins to run when there is a place
+/// and room for all that is known of it. One that later finds no room for its next token takes that of
+/// the youngest, which is computed again from the tokens that it has: its text does not change by that,
+/// up to rounding.
+///
+/// Texts are those of lone runs, up to rounding: under `Exact` and `Off` always, under the other
+/// policies where nothing was found in the cache.
+#[derive(Debug)]
+pub struct EngineCore {
+    pub(super) runner: Runner,
+    pub(super) options: EngineOptions,
+    pub(super) waiting: VecDeque<Job>,
+    /// Oldest first.
+    pub(super) running: Vec<Running>,
+    next_id: u64,
+    pub(super) stats: EngineStats,
+    pages: usize,
+}
+
+/// What an engine has done, and what is in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Requests that wait for a place.
+    pub waiting: usize,
+    /// Requests that run.
+    pub running: usize,
+    /// Steps so far.
+    pub steps: u64,
+    /// Tokens of the prompts of all requests that have begun to run.
+    pub prompt_tokens: u64,
+    /// Of these, tokens that were spared by what was found in the cache.
+    pub cached_tokens: u64,
+    /// Tokens that were chosen.
+    pub generated_tokens: u64,
+    /// How often a request lost its room and was computed again.
+    pub preemptions: u64,
+    /// Rows through layers that ran.
+    pub row_layers: u64,
+    /// The same, had no row been dropped.
+    pub row_layers_without_replay: u64,
+    /// Pages of the cache that no sequence holds.
+    pub free_pages: usize,
+    /// Pages of the cache.
+    pub pages: usize,
+}
+
+impl EngineCore {
+    /// An engine with an empty cache.
+    ///
+    /// # Errors
+    /// As [`Runner::new`].
+    pub fn new(model: impl Into<Arc<Model>>, options: EngineOptions) -> Result<Self> {
+        let runner = Runner::new(model, options.cache, &options.runner)?;
+        Ok(Self {
+            pages: runner.cache().free_pages(),
+            runner,
+            options,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            next_id: 0,
+            stats: EngineStats::default(),
+        })
+    }
+
+    /// As [`Runner::capture`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn capture(&mut self, progress: impl FnMut(usize, usize)) -> Result<CaptureReport> {
+        self.runner.capture(progress)
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        self.runner.model()
+    }
+
+    /// Takes a request in. It begins to run in a later [`Self::step`].
+    ///
+    /// # Errors
+    /// If too many wait, the cache could not hold the request alone, the prompt is empty, exceeds the
+    /// model's positions or has an id that the model does not know, or the sampling configuration is
+    /// refused.
+    pub fn submit(&mut self, request: EngineRequest) -> Result<RequestId, EngineError> {
+        check_prompt(self.model(), &request.prompt)?;
+        let max = self.options.max_waiting;
+        if self.waiting.len() >= max {
+            return Err(EngineError::Full { max });
+        }
+        // The last token that is chosen is not computed.
+        let new = request.max_new_tokens.saturating_sub(1);
+        let tokens = request.prompt.len().saturating_add(new);
+        let tokens = tokens.min(self.model().config().max_positions);
+        let fits = self.pages * self.runner.cache().page_tokens();
+        if tokens > fits {
+            return Err(EngineError::TooLong { tokens, fits });
+        }
+        let id = RequestId(self.next_id);
+        self.waiting.push_back(Job::new(id, request)?);
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    /// Ends a request; `false` if it has ended before. No update of it follows.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        if let Some(at) = self.waiting.iter().position(|job| job.id == id) {
+            self.waiting.remove(at);
+            return true;
+        }
+        let at = self.running.iter().position(|r| r.job.id == id);
+        if let Some(at) = at {
+            self.end(at);
+        }
+        at.is_some()
+    }
+
+    /// Whether no request waits or runs.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// What it has done, and what is in it.
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            waiting: self.waiting.len(),
+            running: self.running.len(),
+            free_pages: self.runner.cache().free_pages(),
+            pages: self.pages,
+            ..self.stats
+        }
+    }
+
+    /// Ends what is past its deadline and runs one step: what came of it, in order. A step that fails
+    /// is the end of the requests in it, and of no others. Nothing happens if the engine is idle.
+    pub fn step(&mut self) -> Vec<(RequestId, Update)> {
+        let mut updates = Vec::new();
+        self.end_overdue(Instant::now(), &mut updates);
+        match self.plan(&mut updates) {
+            Ok(plan) if plan.parts.is_empty() => {}
+            Ok(plan) => match self.run(&plan.parts) {
+                Ok(output) => self.take(&plan.parts, &output, &mut updates),
+                Err(error) => self.fail(&plan.parts, error, &mut updates),
+            },
+            // The cache and the engine disagree about what there is: nothing in it can go on.
+            Err(error) => {
+                let error = Arc::new(error);
+                let waiting = self.waiting.drain(..).map(|job| job.id);
+                let ids: Vec<_> = waiting
+                    .chain(self.running.iter().map(|r| r.job.id))
+                    .collect();
+                while !self.running.is_empty() {
+                    self.end(0);
+                }
+                updates.extend(
+                    ids.into_iter()
+                        .map(|id| (id, Update::Failed(error.clone()))),
+                );
+            }
+        }
+        updates
+    }
+
+    fn end_overdue(&mut self, now: Instant, updates: &mut Vec<(RequestId, Update)>) {
+        let overdue = |job: &Job| job.request.deadline.is_some_and(|deadline| deadline <= now);
+        let waiting = self
+            .waiting
+            .iter()
+            .filter(|job| overdue(job))
+            .map(|job| job.id);
+        let running = self.running.iter().map(|r| &r.job);
+        let running = running.filter(|job| overdue(job)).map(|job| job.id);
+        let ids: Vec<_> = waiting.chain(running).collect();
+        for id in ids {
+            self.cancel(id);
+            updates.push((id, Update::Finished(EndReason::Deadline)));
+        }
+    }
+
+    fn run(&mut self, parts: &[Part]) -> Result<StepOutput> {
+        let requests: Vec<_> = parts
+            .iter()
+            .map(|part| {
+                let Running { job, sequence } = &self.running[part.index];
+                let end = part.start + part.tokens;
+                StepRequest {
+                    sequence: *sequence,
+                    tokens: &job.tokens[part.start..end],
+                    logits: job.reads(end),
+                }
+            })
+            .collect();
+        self.runner.forward(&requests).map(|(output, _)| output)
+    }
+
+    /// Gives each request the logits that it read.
+    fn take(
+        &mut self,
+        parts: &[Part],
+        output: &StepOutput,
+        updates: &mut Vec<(RequestId, Update)>,
+    ) {
+        self.stats.steps += 1;
+        self.stats.row_layers += output.stats.row_layers() as u64;
+        self.stats.row_layers_without_replay += output.stats.row_layers_without_replay() as u64;
+        let logits: Vec<Vec<f32>> = match output.logits.to_vec2() {
+            Ok(logits) => logits,
+            Err(error) => return self.fail(parts, error.into(), updates),
+        };
+        let max_positions = self.model().config().max_positions;
+        // From the last on: those that end leave the list.
+        let mut of_parts = Vec::with_capacity(parts.len());
+        for (part, range) in parts.iter().zip(&output.ranges).rev() {
+            let job = &mut self.running[part.index].job;
+            let (id, span) = (job.id, (part.start, part.start + part.tokens));
+            let came = match job.take(span, &logits[range.clone()], max_positions) {
+                Ok(came) => came,
+                Err(error) => vec![Update::Failed(Arc::new(error))],
+            };
+            let tokens = came.iter().filter(|u| matches!(u, Update::Token { .. }));
+            self.stats.generated_tokens += tokens.count() as u64;
+            if came.last().is_some_and(Update::is_last) {
+                self.end(part.index);
+            }
+            of_parts.push((id, came));
+        }
+        for (id, came) in of_parts.into_iter().rev() {
+            updates.extend(came.into_iter().map(|update| (id, update)));
+        }
+    }
+
+    /// Ends the requests of a step that failed.
+    fn fail(&mut self, parts: &[Part], error: Error, updates: &mut Vec<(RequestId, Update)>) {
+        let error = Arc::new(error);
+        for part in parts {
+            let id = self.running[part.index].job.id;
+            updates.push((id, Update::Failed(error.clone())));
+        }
+        for part in parts.iter().rev() {
+            self.end(part.index);
+        }
+    }
+
+    /// Takes a request out of those that run.
+    fn end(&mut self, index: usize) {
+        let Running { sequence, .. } = self.running.remove(index);
+        let removed = self.runner.remove(sequence);
+        debug_assert!(removed.is_ok(), "the sequence of a request is in the cache");
+    }
+}

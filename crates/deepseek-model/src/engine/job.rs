@@ -1,0 +1,127 @@
+//! A request on its way: what is known of it, and what a step's logits add.
+
+use super::request::{EndReason, EngineRequest, RequestId, Update};
+use crate::{
+    CachedPrefix, LogitRows, Result,
+    sampler::{Sampler, log_softmax_at},
+};
+
+/// A request in the engine.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) id: RequestId,
+    pub(super) request: EngineRequest,
+    /// Prompt and output.
+    pub(super) tokens: Vec<u32>,
+    sampler: Sampler,
+    /// What it found in the cache when it began to run. Where replay only comes close, it must find no
+    /// more when it is computed again, or its text would depend on that.
+    pub(super) cached: Option<CachedPrefix>,
+    prompt_logprobs: Vec<f32>,
+}
+
+impl Job {
+    pub(super) fn new(id: RequestId, request: EngineRequest) -> Result<Self> {
+        Ok(Self {
+            id,
+            tokens: request.prompt.clone(),
+            sampler: Sampler::new(request.sampling)?,
+            request,
+            cached: None,
+            prompt_logprobs: Vec::new(),
+        })
+    }
+
+    pub(super) fn prompt_len(&self) -> usize {
+        self.request.prompt.len()
+    }
+
+    /// Tokens of the output.
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len()
+    }
+
+    /// Whether the next step of a sequence of `done` tokens is one row of decode.
+    pub(super) fn decodes(&self, done: usize) -> bool {
+        done >= self.prompt_len() && done + 1 == self.tokens.len()
+    }
+
+    /// Tokens of the next step at most: no step goes over the end of the prompt.
+    pub(super) fn next(&self, done: usize) -> usize {
+        let end = if done < self.prompt_len() {
+            self.prompt_len()
+        } else {
+            self.tokens.len()
+        };
+        end - done
+    }
+
+    /// What a step that ends at `end` reads.
+    pub(super) fn reads(&self, end: usize) -> LogitRows {
+        if self.request.prompt_logprobs && end <= self.prompt_len() {
+            LogitRows::All
+        } else if end == self.tokens.len() {
+            LogitRows::Last
+        } else {
+            LogitRows::None
+        }
+    }
+
+    /// Takes the logits of a step over the tokens from `start` on: what comes of it.
+    ///
+    /// # Errors
+    /// If no token can be chosen.
+    pub(super) fn take(
+        &mut self,
+        (start, end): (usize, usize),
+        logits: &[Vec<f32>],
+        max_positions: usize,
+    ) -> Result<Vec<Update>> {
+        let mut updates = Vec::new();
+        if self.request.prompt_logprobs && end <= self.prompt_len() {
+            self.take_prompt(start, logits)?;
+            if end == self.prompt_len() && self.generated() == 0 {
+                let logprobs = std::mem::take(&mut self.prompt_logprobs);
+                updates.push(Update::Prompt { logprobs });
+            }
+        }
+        if end < self.tokens.len() {
+            return Ok(updates);
+        }
+        let most = self.request.max_new_tokens;
+        let row = match logits.last() {
+            Some(row) if self.generated() < most => row,
+            _ => {
+                updates.push(Update::Finished(EndReason::Length));
+                return Ok(updates);
+            }
+        };
+        let id = self.sampler.sample(row)?;
+        if self.request.stop_ids.contains(&id) {
+            updates.push(Update::Finished(EndReason::Stop));
+            return Ok(updates);
+        }
+        let logprob = self.request.logprobs.then(|| log_softmax_at(row, id));
+        let logprob = logprob.transpose()?;
+        self.tokens.push(id);
+        updates.push(Update::Token { id, logprob });
+        if self.generated() == most {
+            updates.push(Update::Finished(EndReason::Length));
+        } else if end == max_positions {
+            updates.push(Update::Finished(EndReason::Positions));
+        }
+        Ok(updates)
+    }
+
+    /// Log-probabilities of the prompt's tokens behind the rows of a step. A prompt that is computed
+    /// again gives those that it has given before.
+    fn take_prompt(&mut self, start: usize, logits: &[Vec<f32>]) -> Result<()> {
+        let next = self.request.prompt[start + 1..].iter();
+        for (index, (row, id)) in (start..).zip(logits.iter().zip(next)) {
+            if index == self.prompt_logprobs.len() {
+                self.prompt_logprobs.push(log_softmax_at(row, *id)?);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! What is asked of an engine, and what it answers.
+
+use std::{sync::Arc, time::Instant};
+
+use crate::{Error, cache::CachedPrefix, sampler::SamplingConfig};
+
+/// A text to continue.
+#[derive(Debug, Clone)]
+pub struct EngineRequest {
+    /// Token ids of the prompt, with the beginning-of-text token if the model has one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; 0 only computes the prompt.
+    pub max_new_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: SamplingConfig,
+    /// Ids that end the text; the id itself is not part of it.
+    pub stop_ids: Vec<u32>,
+    /// Whether the log-probability of each token of the output is given.
+    pub logprobs: bool,
+    /// Whether that of each token of the prompt is given; then every row of it runs in every layer,
+    /// and nothing of it is taken from the cache.
+    pub prompt_logprobs: bool,
+    /// When the request ends, finished or not.
+    pub deadline: Option<Instant>,
+    /// Texts of different salts share no cached entries.
+    pub salt: u64,
+}
+
+impl EngineRequest {
+    /// A greedy continuation of a prompt.
+    pub fn greedy(prompt: Vec<u32>, max_new_tokens: usize) -> Self {
+        Self {
+            prompt,
+            max_new_tokens,
+            sampling: SamplingConfig::GREEDY,
+            stop_ids: Vec::new(),
+            logprobs: false,
+            prompt_logprobs: false,
+            deadline: None,
+            salt: 0,
+        }
+    }
+}
+
+/// Names a request of one engine. A later one is greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub(super) u64);
+
+impl std::fmt::Display for RequestId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "request {}", self.0)
+    }
+}
+
+/// What happened to a request. The last is [`Update::Finished`] or [`Update::Failed`], and comes once.
+#[derive(Debug, Clone)]
+pub enum Update {
+    /// The request runs for the first time.
+    Started {
+        /// What it found in the cache.
+        cached: CachedPrefix,
+    },
+    /// All of the prompt is computed: natural logarithms of the probability of each of its tokens but
+    /// the first, given those before it, if asked for.
+    Prompt {
+        /// One for each token but the first.
+        logprobs: Vec<f32>,
+    },
+    /// A token was chosen.
+    Token {
+        /// The token.
+        id: u32,
+        /// Its log-probability in nats, if asked for.
+        logprob: Option<f32>,
+    },
+    /// The text has ended.
+    Finished(EndReason),
+    /// The request cannot go on. Others are unharmed.
+    Failed(Arc<Error>),
+}
+
+impl Update {
+    /// Whether no other update of the request follows.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Finished(_) | Self::Failed(_))
+    }
+}
+
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndReason {
+    /// The model chose a stop id.
+    Stop,
+    /// `max_new_tokens` are there.
+    Length,
+    /// The model has no more positions.
+    Positions,
+    /// Nobody wants it any more.
+    Cancelled,
+    /// Its deadline has passed.
+    Deadline,
+}
