@@ -109,6 +109,15 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// An engine's thread has ended, or it takes no more requests.
+    #[error("the engine has stopped")]
+    EngineStopped,
+    /// The system has no thread for an engine.
+    #[error("no thread for the engine")]
+    NoThread(#[source] std::io::Error),
+    /// An engine did not take a request that it had agreed to.
+    #[error(transparent)]
+    Engine(Box<crate::engine::EngineError>),
     /// A batch without prompts.
     #[error("expected at least 1 prompt, got none")]
     NoPrompts,
@@ -116,6 +125,15 @@ pub enum Error {
     /// router scores that are not numbers.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl From<crate::engine::EngineError> for Error {
+    fn from(error: crate::engine::EngineError) -> Self {
+        match error {
+            crate::engine::EngineError::Refused(error) => error,
+            error => Self::Engine(Box::new(error)),
+        }
+    }
 }
 
 /// The crate's result.

@@ -5,10 +5,11 @@
 //! only, and a prefill costs about half. Which rows those are says a [`ReplayPolicy`]; it belongs to
 //! the [`KvCache`], because it decides what the cache holds.
 //!
-//! Three levels, each built on the one before:
+//! From the ground up:
 //!
 //! - [`Model::forward`] runs one packed step: prefill chunks and decode rows of several sequences.
 //! - [`Generator`] drives prompts to their ends.
+//! - [`engine`] serves requests that come and go.
 //! - [`tokenizer`], [`sampler`] and [`weights`] stand alone.
 //!
 //! Everything here runs on a CPU in f32, or with activations rounded to bf16, and with the feature

@@ -107,23 +107,20 @@ impl EngineCore {
     /// model's positions or has an id that the model does not know, or the sampling configuration is
     /// refused.
     pub fn submit(&mut self, request: EngineRequest) -> Result<RequestId, EngineError> {
-        check_prompt(self.model(), &request.prompt)?;
+        check(self.model(), &request, self.fits())?;
         let max = self.options.max_waiting;
         if self.waiting.len() >= max {
             return Err(EngineError::Full { max });
-        }
-        // The last token that is chosen is not computed.
-        let new = request.max_new_tokens.saturating_sub(1);
-        let tokens = request.prompt.len().saturating_add(new);
-        let tokens = tokens.min(self.model().config().max_positions);
-        let fits = self.pages * self.runner.cache().page_tokens();
-        if tokens > fits {
-            return Err(EngineError::TooLong { tokens, fits });
         }
         let id = RequestId(self.next_id);
         self.waiting.push_back(Job::new(id, request)?);
         self.next_id += 1;
         Ok(id)
+    }
+
+    /// Tokens of one sequence that the cache holds.
+    pub(super) fn fits(&self) -> usize {
+        self.pages * self.runner.cache().page_tokens()
     }
 
     /// Ends a request; `false` if it has ended before. No update of it follows.
@@ -271,4 +268,22 @@ impl EngineCore {
         let removed = self.runner.remove(sequence);
         debug_assert!(removed.is_ok(), "the sequence of a request is in the cache");
     }
+}
+
+/// Refuses a request that cannot run, of an engine whose cache holds `fits` tokens of one sequence.
+pub(super) fn check(
+    model: &Model,
+    request: &EngineRequest,
+    fits: usize,
+) -> Result<(), EngineError> {
+    check_prompt(model, &request.prompt)?;
+    request.sampling.validate().map_err(Error::from)?;
+    // The last token that is chosen is not computed.
+    let new = request.max_new_tokens.saturating_sub(1);
+    let tokens = request.prompt.len().saturating_add(new);
+    let tokens = tokens.min(model.config().max_positions);
+    if tokens > fits {
+        return Err(EngineError::TooLong { tokens, fits });
+    }
+    Ok(())
 }

@@ -1,14 +1,51 @@
 //! Many requests over one model and its cache: continuous batching, first come first served.
+//!
+//! ```
+//! use std::num::{NonZeroU32, NonZeroUsize};
+//!
+//! use deepseek_model::engine::{Engine, EngineOptions, EngineRequest, Update};
+//! use deepseek_model::{CacheOptions, Model, ModelOptions, ReplayPolicy, RunnerOptions};
+//!
+//! let dir = "tests/data/bf16-s1".as_ref(); // a tiny random checkpoint
+//! let model = Model::load(dir, ModelOptions::default(), &|_progress| {})?;
+//! let options = EngineOptions {
+//!     cache: CacheOptions {
+//!         max_sequences: 8,
+//!         max_tokens: 4096,
+//!         page_tokens: CacheOptions::PAGE_TOKENS,
+//!         policy: ReplayPolicy::PromptTail,
+//!         sampled_rows: NonZeroU32::MIN,
+//!     },
+//!     runner: RunnerOptions::default(),
+//!     max_step_tokens: NonZeroUsize::new(512).unwrap(),
+//!     max_waiting: 100,
+//!     prefix_cache: true,
+//! };
+//! let engine = Engine::start(model, options, |_captured, _of| {})?;
+//! let requests = [vec![5, 6, 7], vec![8; 40]].map(|prompt| EngineRequest::greedy(prompt, 4));
+//! let updates = requests.map(|request| engine.submit(request).unwrap());
+//! for (number, updates) in updates.into_iter().enumerate() {
+//!     for update in updates {
+//!         if let Update::Token { id, .. } = update {
+//!             println!("request {number}: token {id}");
+//!         }
+//!     }
+//! }
+//! engine.finish();
+//! # Ok::<(), deepseek_model::Error>(())
+//! ```
 
 mod core;
 mod job;
 mod request;
 mod schedule;
+mod worker;
 
 use std::num::NonZeroUsize;
 
 pub use self::core::{EngineCore, EngineStats};
 pub use request::{EndReason, EngineRequest, RequestId, Update};
+pub use worker::{Engine, Updates};
 
 use crate::{CacheOptions, Error, RunnerOptions};
 
@@ -48,7 +85,7 @@ pub enum EngineError {
         /// Tokens that fit.
         fits: usize,
     },
-    /// The prompt or the sampling configuration is refused.
+    /// The prompt or the sampling configuration is refused, or the engine has stopped.
     #[error(transparent)]
     Refused(#[from] Error),
 }

@@ -1,0 +1,346 @@
+//! The engine with its thread: requests from anywhere, one thread that drives the device.
+
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+};
+
+use super::{
+    EngineCore, EngineError, EngineOptions, EngineStats,
+    request::{EngineRequest, RequestId, Update},
+};
+use crate::{CaptureReport, Error, Model, Result};
+
+/// Where the updates of a request go; `false` when nobody wants more of them.
+type Sink = Box<dyn FnMut(Update) -> bool + Send>;
+
+/// A request on its way to the thread.
+struct Order {
+    request: EngineRequest,
+    sink: Sink,
+    cancelled: Arc<AtomicBool>,
+}
+
+/// What the thread and its clients share.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Requests that have not begun to run.
+    waiting: AtomicUsize,
+    /// No step runs any more.
+    abandoned: AtomicBool,
+    stats: Mutex<EngineStats>,
+}
+
+/// An [`EngineCore`] on a thread of its own. Requests can come from many threads.
+///
+/// Dropped, it gives up what runs: each request that has not ended gets [`Update::Failed`].
+/// [`Self::finish`] lets them end.
+#[derive(Debug)]
+pub struct Engine {
+    model: Arc<Model>,
+    options: EngineOptions,
+    fits: usize,
+    captured: CaptureReport,
+    shared: Arc<Shared>,
+    /// `None` once no more are taken.
+    orders: Option<mpsc::Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The updates of a request, as they come; the last is [`Update::Finished`] or [`Update::Failed`].
+/// Dropped, the request is cancelled.
+#[derive(Debug)]
+pub struct Updates {
+    receiver: mpsc::Receiver<Update>,
+    cancelled: Arc<AtomicBool>,
+    ended: bool,
+}
+
+impl Engine {
+    /// Starts the thread, which makes the cache and captures the graphs; `progress` is told of the
+    /// latter how many are done, of how many.
+    ///
+    /// # Errors
+    /// As [`EngineCore::new`] and [`EngineCore::capture`], or if there is no thread to be had.
+    pub fn start(
+        model: impl Into<Arc<Model>>,
+        options: EngineOptions,
+        progress: impl FnMut(usize, usize) + Send + 'static,
+    ) -> Result<Self> {
+        let model = model.into();
+        let (orders, taken) = mpsc::channel();
+        let (ready, started) = mpsc::sync_channel(1);
+        let shared = Arc::new(Shared::default());
+        let of_thread = (model.clone(), options.clone(), shared.clone());
+        let run = move || {
+            let (model, options, shared) = of_thread;
+            let made = EngineCore::new(model, options).and_then(|mut core| {
+                let captured = core.capture(progress)?;
+                Ok((core, captured))
+            });
+            match made {
+                Ok((core, captured)) => {
+                    let fits = core.fits();
+                    let worker = Worker::new(core, shared);
+                    // Nobody waits if the starting thread is gone.
+                    let _ = ready.send(Ok((fits, captured)));
+                    worker.run(&taken);
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(run);
+        let thread = thread.map_err(Error::NoThread)?;
+        let (fits, captured) = started.recv().map_err(|_| Error::EngineStopped)??;
+        Ok(Self {
+            model,
+            options,
+            fits,
+            captured,
+            shared,
+            orders: Some(orders),
+            thread: Some(thread),
+        })
+    }
+
+    /// The graphs that were captured.
+    pub fn captured(&self) -> &CaptureReport {
+        &self.captured
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Tokens that prompt and output of one request can have at most.
+    pub fn max_tokens(&self) -> usize {
+        self.fits.min(self.model.config().max_positions)
+    }
+
+    /// Takes a request in. Does not wait for the device.
+    ///
+    /// # Errors
+    /// As [`EngineCore::submit`], or if the engine has stopped.
+    pub fn submit(&self, request: EngineRequest) -> Result<Updates, EngineError> {
+        let (sender, receiver) = mpsc::channel();
+        let cancelled = self.submit_to(request, move |update| sender.send(update).is_ok())?;
+        Ok(Updates {
+            receiver,
+            cancelled,
+            ended: false,
+        })
+    }
+
+    /// The same; `sink` gets the updates, on the engine's thread, and must not block. The request is
+    /// cancelled when it gives `false`, or when the flag that this function gives is set.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn submit_to(
+        &self,
+        request: EngineRequest,
+        sink: impl FnMut(Update) -> bool + Send + 'static,
+    ) -> Result<Arc<AtomicBool>, EngineError> {
+        super::core::check(&self.model, &request, self.fits)?;
+        let orders = self.orders.as_ref().ok_or(Error::EngineStopped)?;
+        let max = self.options.max_waiting;
+        let one_more = |waiting: usize| (waiting < max).then_some(waiting + 1);
+        // Only the number matters, so no order with other memory is needed.
+        let counted = &self.shared.waiting;
+        if counted
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .is_err()
+        {
+            return Err(EngineError::Full { max });
+        }
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let order = Order {
+            request,
+            sink: Box::new(sink),
+            cancelled: cancelled.clone(),
+        };
+        orders.send(order).map_err(|_| Error::EngineStopped)?;
+        Ok(cancelled)
+    }
+
+    /// What it has done, and what is in it.
+    pub fn stats(&self) -> EngineStats {
+        let stats = self.shared.stats.lock();
+        let mut stats = *stats.unwrap_or_else(PoisonError::into_inner);
+        stats.waiting = self.shared.waiting.load(Ordering::Relaxed);
+        stats
+    }
+
+    /// Takes no more requests, and waits until those that it has are done.
+    pub fn finish(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been told to every request.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.abandoned.store(true, Ordering::Relaxed);
+        self.stop();
+    }
+}
+
+impl Iterator for Updates {
+    type Item = Update;
+
+    fn next(&mut self) -> Option<Update> {
+        if self.ended {
+            return None;
+        }
+        let update = self.receiver.recv();
+        let update = update.unwrap_or_else(|_| Update::Failed(Arc::new(Error::EngineStopped)));
+        self.ended = update.is_last();
+        Some(update)
+    }
+}
+
+impl Drop for Updates {
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A request that the thread has.
+struct Client {
+    sink: Sink,
+    cancelled: Arc<AtomicBool>,
+    started: bool,
+}
+
+/// The thread's side.
+struct Worker {
+    core: EngineCore,
+    shared: Arc<Shared>,
+    clients: HashMap<RequestId, Client>,
+}
+
+impl Worker {
+    fn new(core: EngineCore, shared: Arc<Shared>) -> Self {
+        let worker = Self {
+            core,
+            shared,
+            clients: HashMap::new(),
+        };
+        worker.publish();
+        worker
+    }
+
+    /// Runs until nobody can order any more and all that was ordered is done.
+    fn run(mut self, orders: &mpsc::Receiver<Order>) {
+        let mut open = true;
+        loop {
+            if self.core.is_idle() {
+                if !open {
+                    return;
+                }
+                match orders.recv() {
+                    Ok(order) => self.take(order),
+                    Err(_) => return,
+                }
+            }
+            loop {
+                match orders.try_recv() {
+                    Ok(order) => self.take(order),
+                    Err(mpsc::TryRecvError::Empty) => break,
+                    Err(mpsc::TryRecvError::Disconnected) => {
+                        open = false;
+                        break;
+                    }
+                }
+            }
+            if self.shared.abandoned.load(Ordering::Relaxed) {
+                return;
+            }
+            self.cancel();
+            // After a panic nothing is known of the cache. What clients wait for ends with the thread.
+            let Ok(updates) = catch_unwind(AssertUnwindSafe(|| self.core.step())) else {
+                return;
+            };
+            for (id, update) in updates {
+                self.deliver(id, update);
+            }
+            self.publish();
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        let Order {
+            request,
+            sink,
+            cancelled,
+        } = order;
+        let mut client = Client {
+            sink,
+            cancelled,
+            started: false,
+        };
+        match self.core.submit(request) {
+            Ok(id) => {
+                self.clients.insert(id, client);
+            }
+            // It was checked when it was ordered.
+            Err(error) => {
+                self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+                let error = Error::from(error);
+                (client.sink)(Update::Failed(Arc::new(error)));
+            }
+        }
+    }
+
+    /// Ends the requests that nobody wants any more.
+    fn cancel(&mut self) {
+        let gone = |client: &Client| client.cancelled.load(Ordering::Relaxed);
+        let clients = self.clients.iter();
+        let ids: Vec<_> = clients
+            .filter(|(_, c)| gone(c))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.core.cancel(id);
+            self.deliver(id, Update::Finished(super::EndReason::Cancelled));
+        }
+    }
+
+    fn deliver(&mut self, id: RequestId, update: Update) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let is_last = update.is_last();
+        if !client.started && (is_last || matches!(update, Update::Started { .. })) {
+            client.started = true;
+            self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        let wanted = (client.sink)(update);
+        if is_last {
+            self.clients.remove(&id);
+        } else if !wanted {
+            client.cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn publish(&self) {
+        let stats = self.shared.stats.lock();
+        *stats.unwrap_or_else(PoisonError::into_inner) = self.core.stats();
+    }
+}
