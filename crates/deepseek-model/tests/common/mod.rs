@@ -9,6 +9,7 @@
 pub mod quantised;
 pub mod recovery;
 pub mod reference;
+pub mod schedules;
 pub mod scripts;
 
 use std::{

@@ -14,6 +14,7 @@ mod intercepted;
 mod batches;
 mod breaks;
 mod drive;
+mod engine;
 mod graphs;
 mod memory;
 mod prefix;
