@@ -191,83 +191,127 @@ struct MixArgs {
     uint32_t pad;
 };
 
-// Rows of a block.
-#define MIX_ROWS 32
+// Warps of a block of `mix`.
+#define MIX_WARPS 4
 #define MAX_VALUES ((MAX_STREAMS + 1) * (MAX_STREAMS + 1))
 
-template <uint32_t N>
-__device__ __forceinline__ void divide_columns(float (&m)[N][N], float eps) {
-    float sums[N] = {};
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-#pragma unroll
-        for (uint32_t j = 0; j < N; j++) sums[j] += m[i][j];
-#pragma unroll
-    for (uint32_t j = 0; j < N; j++) sums[j] = 1.0f / (sums[j] + eps);
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-#pragma unroll
-        for (uint32_t j = 0; j < N; j++) m[i][j] *= sums[j];
+// 1 / x to the last bit or the one before it, without the branches of an exact division: what follows
+// waits for it, and a division by the next sum corrects it.
+__device__ __forceinline__ float inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
-// As the CPU's. One thread has a whole matrix: its rows, and its columns, do not wait for each other.
-template <uint32_t N> __device__ void sinkhorn(float *comb, uint32_t iterations, float eps) {
-    float m[N][N];
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++) {
-        float top = -INFINITY, sum = 0.0f;
-#pragma unroll
-        for (uint32_t j = 0; j < N; j++) top = fmaxf(top, comb[i * N + j]);
-#pragma unroll
-        for (uint32_t j = 0; j < N; j++) sum += m[i][j] = expf(comb[i * N + j] - top);
-#pragma unroll
-        for (uint32_t j = 0; j < N; j++) m[i][j] = m[i][j] / sum + eps;
+// A matrix of N x N in the lanes of a warp: lane P i + j has row i and column j, P being N or the power
+// of two above it. More lanes than that repeat the first; where there are fewer, a lane has HELD rows,
+// the first of them below 32 / P. Cells beyond N are zeros.
+template <uint32_t N> struct LaneCells {
+    static constexpr uint32_t P = N > 4 ? 8 : N > 2 ? 4 : N;
+    static constexpr uint32_t ROWS_AT_ONCE = P < 8 ? P : 4, HELD = P / ROWS_AT_ONCE;
+    float cells[HELD];
+
+    __device__ __forceinline__ static uint32_t row(uint32_t k) {
+        return threadIdx.x / P % ROWS_AT_ONCE + ROWS_AT_ONCE * k;
     }
-    divide_columns(m, eps);
+    __device__ __forceinline__ static uint32_t column() { return threadIdx.x % P; }
+    __device__ __forceinline__ static bool there(uint32_t k) {
+        return N == P || (row(k) < N && column() < N);
+    }
+
+    // Sum over the columns of a row, in each of its lanes.
+    __device__ __forceinline__ static float over_row(float x) {
+#pragma unroll
+        for (uint32_t step = 1; step < P; step *= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+        return x;
+    }
+
+    // Each row's softmax, plus eps.
+    __device__ __forceinline__ void start(const float *comb, float eps) {
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; k++) {
+            const float value = there(k) ? comb[row(k) * N + column()] : -INFINITY;
+            float top = value;
+#pragma unroll
+            for (uint32_t step = 1; step < P; step *= 2)
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+            const float power = there(k) ? expf(value - top) : 0.0f;
+            const float sum = over_row(power);
+            cells[k] = there(k) ? power / sum + eps : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void scale(uint32_t k, float by) {
+        cells[k] = there(k) ? cells[k] * by : 0.0f;
+    }
+
+    __device__ __forceinline__ void divide_rows(float eps) {
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; k++) scale(k, inverse(over_row(cells[k]) + eps));
+    }
+
+    __device__ __forceinline__ void divide_columns(float eps) {
+        float sum = cells[0];
+#pragma unroll
+        for (uint32_t k = 1; k < HELD; k++) sum += cells[k];
+#pragma unroll
+        for (uint32_t step = P; step < P * ROWS_AT_ONCE; step *= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        const float by = inverse(sum + eps);
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; k++) scale(k, by);
+    }
+
+    __device__ __forceinline__ void write(float *out) const {
+        if (threadIdx.x >= P * ROWS_AT_ONCE) return;
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; k++)
+            if (there(k)) out[row(k) * N + column()] = cells[k];
+    }
+};
+
+// One warp. Sums of four at a time, in lanes: a step of an iteration waits for two exchanges.
+template <uint32_t N>
+__device__ void sinkhorn(const float *comb, float *out, uint32_t iterations, float eps) {
+    LaneCells<N> m;
+    m.start(comb, eps);
+    m.divide_columns(eps);
 #pragma unroll 1
     for (uint32_t done = 1; done < iterations; done++) {
-#pragma unroll
-        for (uint32_t i = 0; i < N; i++) {
-            float sum = 0.0f;
-#pragma unroll
-            for (uint32_t j = 0; j < N; j++) sum += m[i][j];
-            const float inv = 1.0f / (sum + eps);
-#pragma unroll
-            for (uint32_t j = 0; j < N; j++) m[i][j] *= inv;
-        }
-        divide_columns(m, eps);
+        m.divide_rows(eps);
+        m.divide_columns(eps);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-#pragma unroll
-        for (uint32_t j = 0; j < N; j++) comb[i * N + j] = m[i][j];
+    m.write(out);
 }
 
-__device__ void sinkhorn_of(uint32_t n, float *comb, uint32_t iterations, float eps) {
+__device__ void sinkhorn_of(uint32_t n, const float *comb, float *out, uint32_t iterations, float eps) {
     switch (n) {
-    case 1: return sinkhorn<1>(comb, iterations, eps);
-    case 2: return sinkhorn<2>(comb, iterations, eps);
-    case 3: return sinkhorn<3>(comb, iterations, eps);
-    case 4: return sinkhorn<4>(comb, iterations, eps);
-    case 5: return sinkhorn<5>(comb, iterations, eps);
-    case 6: return sinkhorn<6>(comb, iterations, eps);
-    case 7: return sinkhorn<7>(comb, iterations, eps);
-    case 8: return sinkhorn<8>(comb, iterations, eps);
+    case 1: return sinkhorn<1>(comb, out, iterations, eps);
+    case 2: return sinkhorn<2>(comb, out, iterations, eps);
+    case 3: return sinkhorn<3>(comb, out, iterations, eps);
+    case 4: return sinkhorn<4>(comb, out, iterations, eps);
+    case 5: return sinkhorn<5>(comb, out, iterations, eps);
+    case 6: return sinkhorn<6>(comb, out, iterations, eps);
+    case 7: return sinkhorn<7>(comb, out, iterations, eps);
+    case 8: return sinkhorn<8>(comb, out, iterations, eps);
     }
 }
 
-// Adds the segments of `n` sums up, in their order; the sums of a segment are `stride` long. The loads
-// of many segments are under way together: with one row, this is what the kernel waits for.
+// Adds up the warp's quarter of the segments of `n` sums, in their order; the sums of a segment are
+// `stride` apart. The loads of many segments are under way together: with one row, this is what the
+// kernel waits for.
 __device__ __forceinline__ void add_segments(float *to, const float *sums, uint32_t n,
                                              uint32_t segments, size_t stride) {
-    constexpr uint32_t TOGETHER = 20;
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
+    constexpr uint32_t TOGETHER = 10;
+    const uint32_t part = (segments + MIX_WARPS - 1) / MIX_WARPS, first = threadIdx.x / 32 * part;
+    const uint32_t end = min(first + part, segments);
+    for (uint32_t i = threadIdx.x % 32; i < n; i += 32) {
         float sum = 0.0f;
-        for (uint32_t s = 0; s < segments; s += TOGETHER) {
+        for (uint32_t s = first; s < end; s += TOGETHER) {
             float parts[TOGETHER];
 #pragma unroll
             for (uint32_t k = 0; k < TOGETHER; k++)
-                parts[k] = s + k < segments ? sums[(s + k) * stride + i] : 0.0f;
+                parts[k] = s + k < end ? sums[(s + k) * stride + i] : 0.0f;
 #pragma unroll
             for (uint32_t k = 0; k < TOGETHER; k++) sum += parts[k];
         }
@@ -275,35 +319,39 @@ __device__ __forceinline__ void add_segments(float *to, const float *sums, uint3
     }
 }
 
-// One block per MIX_ROWS rows.
-extern "C" __global__ void __launch_bounds__(128) mix(const MixArgs args) {
-    __shared__ float values[MIX_ROWS * MAX_VALUES]; // [rows of the block, (1 + n) (1 + n)]
+// One block per row. All warps add segments up, and the first does what is left.
+extern "C" __global__ void __launch_bounds__(32 * MIX_WARPS) mix(const MixArgs args) {
+    __shared__ float parts[MIX_WARPS][MAX_VALUES], values[MAX_VALUES], base[MAX_VALUES], scale[3];
     const uint32_t n = args.n, cells = n * n, columns = cells + 2 * n, count = columns + 1;
-    const uint32_t first = blockIdx.x * MIX_ROWS, rows = min(MIX_ROWS, args.rows - first);
-    add_segments(values, at<const float>(args.sums) + (size_t)first * count, rows * count,
+    const size_t row = blockIdx.x;
+    static_assert(MAX_VALUES <= 32 * MIX_WARPS, "a thread for each");
+    // The site's own values are asked for with the sums: they come from further away than those.
+    const float own_base = threadIdx.x < columns ? at<const float>(args.base)[threadIdx.x] : 0.0f;
+    const float own_scale = threadIdx.x < 3 ? at<const float>(args.scale)[threadIdx.x] : 0.0f;
+    add_segments(parts[threadIdx.x / 32], at<const float>(args.sums) + row * count, count,
                  args.segments, (size_t)args.rows * count);
+    if (threadIdx.x < columns) base[threadIdx.x] = own_base;
+    if (threadIdx.x < 3) scale[threadIdx.x] = own_scale;
     __syncthreads();
-    const float *base = at<const float>(args.base), *scale = at<const float>(args.scale);
-    float *pre = at<float>(args.pre) + (size_t)first * n;
-    float *post = at<float>(args.post_comb) + (size_t)first * (n + cells);
-    for (uint32_t i = threadIdx.x; i < rows * columns; i += blockDim.x) {
-        const uint32_t row = i / columns, c = i % columns;
-        float *own = values + row * count;
-        const float inv = inverse_root(own[columns] / (float)args.width + args.norm_eps);
-        const float value = own[c] * inv * scale[min(c / n, 2)] + base[c];
+    if (threadIdx.x >= 32) return;
+    const auto sum = [&](uint32_t c) {
+        float sum = parts[0][c];
+#pragma unroll
+        for (uint32_t w = 1; w < MIX_WARPS; w++) sum += parts[w][c];
+        return sum;
+    };
+    const float inv = inverse_root(sum(columns) / (float)args.width + args.norm_eps);
+    float *pre = at<float>(args.pre) + row * n;
+    float *post = at<float>(args.post_comb) + row * (n + cells);
+    for (uint32_t c = threadIdx.x; c < columns; c += 32) {
+        const float value = sum(c) * inv * scale[min(c / n, 2)] + base[c];
         if (c < n)
-            pre[row * n + c] = sigmoid(value) + args.eps;
+            pre[c] = sigmoid(value) + args.eps;
         else if (c < 2 * n)
-            post[row * (n + cells) + c - n] = 2.0f * sigmoid(value);
+            post[c - n] = 2.0f * sigmoid(value);
         else
-            own[c] = value;
+            values[c - 2 * n] = value;
     }
-    __syncthreads();
-    if (threadIdx.x < rows)
-        sinkhorn_of(n, values + threadIdx.x * count + 2 * n, args.iterations, args.eps);
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < rows * cells; i += blockDim.x) {
-        const uint32_t row = i / cells, cell = i % cells;
-        post[row * (n + cells) + n + cell] = values[row * count + 2 * n + cell];
-    }
+    __syncwarp();
+    sinkhorn_of(n, values, post + n, args.iterations, args.eps);
 }

@@ -58,8 +58,8 @@ mod tile {
     pub(super) const MANY_ROWS: usize = 256;
 }
 
-/// Rows of a block of `mix`.
-const MIX_ROWS: usize = 32;
+/// Threads of a block of `mix`, which takes a row.
+const MIX_THREADS: u32 = 128;
 
 /// The projection of a site and the sum of squares of every row, before the norm, by segments of the
 /// channels: their number, and `[segments · rows, columns + 1]`.
@@ -186,10 +186,10 @@ pub(in crate::ops) fn mix(site: &Mix, streams: &Tensor) -> Result<(Tensor, Tenso
         ("scale", &site.scale),
     ];
     let tensors = tensors(op, &read, &[("pre", &pre), ("post_comb", &post_comb)])?;
-    let grid = grid(rows.div_ceil(MIX_ROWS), 128, 0)?;
+    let grid = grid(rows, MIX_THREADS, 0)?;
     let (rows, segments, n) = (count(rows)?, count(segments)?, count(n)?);
     let (width, iterations) = (count(width)?, count(site.iterations)?);
-    // SAFETY: one block per MIX_ROWS rows of all tensors, whose shapes were compared or made here; n
+    // SAFETY: one block per row of all tensors, whose shapes were compared or made here; n
     // is 1 to MAX_STREAMS, for which the block has shared memory.
     unsafe {
         run(MIX, &tensors, grid, |a| MixArgs {
