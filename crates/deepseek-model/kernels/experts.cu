@@ -131,9 +131,10 @@ struct Tile {
 };
 
 // The tiles of both dtypes are of 16 or 64 rows, low ones where experts have few rows each; those of
-// experts_hopper.cu are of 128. A sum runs over `inner` in the same steps in all of them, so a row's
-// result depends neither on the height nor on the row's place in the tile, and with that on nothing else
-// in the batch. That wgmma adds within a step as mma does is not written anywhere; a test compares them.
+// experts_hopper_few.cu are of 16 and those of experts_hopper.cu of 128. A sum runs over `inner` in the
+// same steps in all of them, so a row's result depends neither on the height nor on the row's place in the
+// tile, and with that on nothing else in the batch. That wgmma adds within a step as mma does, whichever
+// factor comes first, is not written anywhere; a test compares them.
 
 // 256 threads, 16 x 16, each with BM / 16 rows of 4 columns. BN is 64.
 template <uint32_t BM> __device__ void grouped_gemm_f32(const GroupedGemmArgs &args) {

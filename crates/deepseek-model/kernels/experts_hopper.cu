@@ -1,21 +1,6 @@
 // The grouped products of the routed experts on Hopper, for many rows of an expert, in bf16. In a build
 // for other GPUs the file is empty.
-#include "hopper.cuh"
-
-struct GroupedGemmArgs {
-    uint64_t x;       // bf16 [rows, inner]
-    uint64_t order;   // u32 [choices]: place p takes row order[p] / k of x; 0: row p
-    uint64_t weights; // bf16 [experts, width, inner]
-    uint64_t tiles;   // u32 [slots, 3], as sort_choices wrote them for tiles of 128 rows
-    uint64_t out;     // bf16 [choices, width], or of a swiglu [choices, width / 2], written at the
-                      // places of the tiles
-    uint32_t k;
-    uint32_t inner; // a multiple of 64. All addresses are multiples of 16
-    uint32_t width; // a multiple of 64, of a swiglu of 128
-    uint32_t slots;
-    uint32_t column_tiles; // tiles of a slot: each takes 256 rows of its matrix
-    float limit;           // of a swiglu; INFINITY: none
-};
+#include "experts_hopper.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -26,9 +11,6 @@ struct GroupedGemmArgs {
 #define BK 64
 #define STAGES 4
 #define MULTIPLIERS 2
-
-// Slots whose tiles of the same columns are neighbours.
-#define GROUP 8u
 
 // Chunks of a row lie as `swizzled_factor` says.
 struct Stage {
@@ -42,38 +24,7 @@ struct Shared {
     uint64_t empty[STAGES]; // and here when it has been multiplied
 };
 
-// The stage that comes next, and how often it has been filled before.
-struct Turn {
-    uint32_t stage = 0, round = 0;
-
-    __device__ __forceinline__ void next() {
-        stage++;
-        if (stage == STAGES) {
-            stage = 0;
-            round++;
-        }
-    }
-};
-
-// The part of `out` that a block computes at a time.
-struct Tile {
-    uint32_t expert; // or NONE, where there is nothing to compute
-    uint32_t first;  // place
-    uint32_t rows;   // places
-    uint32_t column; // of the column tiles
-
-    // Tile `index` of all. Blocks that run together take some slots and some of their columns, so that
-    // most of what one reads is read by others at the same time.
-    __device__ static Tile of(const GroupedGemmArgs &args, uint32_t index) {
-        if (index >= args.slots * args.column_tiles) return {NONE, 0, 0, 0};
-        const uint32_t whole = GROUP * args.column_tiles;
-        const uint32_t start = index / whole * GROUP, rest = index % whole;
-        const uint32_t height = min(GROUP, args.slots - start);
-        const uint32_t slot = start + rest % height;
-        const uint32_t *tile = at<const uint32_t>(args.tiles) + 3 * (size_t)slot;
-        return {tile[0], tile[1], tile[2], rest / height};
-    }
-};
+typedef Turns<STAGES> Turn;
 
 // Which row of the expert's matrix is row r of b, and with that where a thread's sums belong. They are,
 // for each j below 32, of rows 8 j + 2 t and 8 j + 2 t + 1 of b, t being its lane % 4. The rows are laid
@@ -118,8 +69,8 @@ struct Swiglu {
 };
 
 // Fills the stages of all tiles of this block. A warpgroup; thread t copies chunk t % 8 of rows t / 8,
-// t / 8 + 16, ... of both factors. Rows that a tile or matrix does not have are those of others, since
-// what comes of them is not written.
+// t / 8 + 16, ... of both factors. Rows that a tile does not have are left as they are, and those that a
+// matrix does not have are others, since what comes of them is not written.
 template <typename Columns> __device__ void fill_stages(const GroupedGemmArgs &args, Shared &shared) {
     const uint32_t own = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
     const uint32_t to = own * BK + (chunk ^ own % 8) * 8;
@@ -141,7 +92,8 @@ template <typename Columns> __device__ void fill_stages(const GroupedGemmArgs &a
             Stage &stage = shared.stages[turn.stage];
             wait_phase(&shared.empty[turn.stage], turn.round - 1);
 #pragma unroll
-            for (uint32_t i = 0; i < BM / 16; i++) copy_async(&stage.a[to + 16 * i * BK], a[i] + from);
+            for (uint32_t i = 0; i < BM / 16; i++)
+                if (own + 16 * i < tile.rows) copy_async(&stage.a[to + 16 * i * BK], a[i] + from);
 #pragma unroll
             for (uint32_t i = 0; i < BN / 16; i++) {
                 const uint32_t row = Columns::matrix_row(args, column, own + 16 * i);
@@ -202,6 +154,15 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[128], Shared &shar
     if (first_lane) arrive(last);
 }
 
+// Lets the stages of a tile pass, of which this warpgroup has no rows.
+__device__ __forceinline__ void pass_stages(Shared &shared, Turn &turn, uint32_t inner) {
+    const bool first_lane = threadIdx.x % 32 == 0;
+    for (uint32_t from = 0; from < inner; from += BK, turn.next()) {
+        wait_phase(&shared.full[turn.stage], turn.round);
+        if (first_lane) arrive(&shared.empty[turn.stage]);
+    }
+}
+
 // Multiplies the stages of all tiles of this block and writes the sums. Two warpgroups.
 template <typename Columns> __device__ void make_tiles(const GroupedGemmArgs &args, Shared &shared) {
     const uint32_t first_row = threadIdx.x / 128 * 64;
@@ -211,7 +172,9 @@ template <typename Columns> __device__ void make_tiles(const GroupedGemmArgs &ar
         // Asked for long before it is used.
         index += gridDim.x;
         const Tile next = Tile::of(args, index);
-        if (tile.expert != NONE) {
+        if (tile.expert != NONE && first_row >= tile.rows) {
+            pass_stages(shared, turn, args.inner);
+        } else if (tile.expert != NONE) {
             float sums[128];
             multiply_stages(sums, shared, turn, first_row, args.inner);
             write_tile<Columns>(args, tile, sums);

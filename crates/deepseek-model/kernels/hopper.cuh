@@ -98,3 +98,24 @@ __device__ __forceinline__ void multiply_add_64_256(float (&sums)[128], uint64_t
 #undef SUMS_16
 #undef SUMS
 }
+
+// The same of 16 rows of b.
+__device__ __forceinline__ void multiply_add_64_16(float (&sums)[8], uint64_t a, uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred add;\n"
+                 "setp.eq.u32 add, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, 0, 0;\n"
+                 "}"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]),
+                   "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7])
+                 : "l"(a), "l"(b));
+}
+
+// Turns an 8 x 8 matrix of 16-bit values, of which a lane holds values lane % 4 * 2 and the next of row
+// lane / 4: rows become columns.
+__device__ __forceinline__ uint32_t turned(uint32_t pair) {
+    uint32_t to;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(pair));
+    return to;
+}

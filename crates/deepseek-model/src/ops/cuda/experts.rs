@@ -46,13 +46,18 @@ pub(in crate::ops) fn routed_experts(
     if rows == 0 {
         return output(&[0, h], dtype, x.device());
     }
-    let few = rows * k <= FEW * count;
-    let (sorted, results) = if !few && hopper::fits(experts, x) {
-        let sorted = sort_by_expert(ids, count, hopper::ROWS)?;
-        let results = hopper::results(experts, x, k, &sorted)?;
+    let of_expert = rows * k / count; // on average
+    let (sorted, results) = if hopper::fits(experts, x) {
+        let shape = if of_expert < HOPPER_FEW {
+            hopper::FEW
+        } else {
+            hopper::MANY
+        };
+        let sorted = sort_by_expert(ids, count, shape.rows)?;
+        let results = shape.results(experts, x, k, &sorted)?;
         (sorted, results)
     } else {
-        let tiling = Tiling::of(dtype, few)?;
+        let tiling = Tiling::of(dtype, of_expert < FEW)?;
         let sorted = sort_by_expert(ids, count, tiling.rows)?;
         let results = tiling.results(experts, x, k, &sorted)?;
         (sorted, results)
@@ -60,8 +65,12 @@ pub(in crate::ops) fn routed_experts(
     combine(&results, &sorted.place, weights, shared)
 }
 
-/// Choices of an expert, on average, up to which most rows of taller tiles would be pad rows.
+/// Choices of an expert, on average, below which most rows of taller tiles would be pad rows.
 const FEW: usize = 16;
+
+/// The same of the tiles of [`hopper`], where hardly an expert has more than a low tile then: its matrix
+/// would be read twice.
+const HOPPER_FEW: usize = 8;
 
 /// The tiles of a grouped product: those of the kernel of that name. Results are the same in all, and in
 /// those of [`hopper`], so the choice is one of speed.

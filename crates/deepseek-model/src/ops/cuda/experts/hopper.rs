@@ -1,4 +1,4 @@
-//! The grouped products on Hopper's own tensor instructions, where experts have many rows each.
+//! The grouped products on Hopper's own tensor instructions.
 #![allow(unsafe_code)]
 
 use candle_core::{
@@ -21,18 +21,57 @@ use crate::{
     },
 };
 
-const GEMM: Kernel = kernel!("experts_hopper", EXPERTS_HOPPER, "hopper_gemm");
-const GEMM_SWIGLU: Kernel = kernel!("experts_hopper", EXPERTS_HOPPER, "hopper_gemm_swiglu");
+/// The products in tiles of some shape, and the same with the swiglu of their results.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    plain: Kernel,
+    swiglu: Kernel,
+    /// Places of a tile, and rows of an expert's matrix in it.
+    pub(super) rows: usize,
+    columns: usize,
+    /// Stages of shared memory, each of [`STEP`] values of every place and row.
+    stages: usize,
+    threads: u32,
+    /// Blocks of a multiprocessor, as far as its shared memory goes.
+    blocks: usize,
+}
 
-/// What the kernels are made for: places of a tile, rows of an expert's matrix in it, values of each
-/// that are multiplied at a time, and threads of a block.
-pub(super) const ROWS: usize = 128;
-const COLUMNS: usize = 256;
+/// Where experts have few rows each, so that memory decides: small tiles, for which all multiprocessors
+/// read all the time.
+pub(super) const FEW: Shape = Shape {
+    plain: kernel!("experts_hopper_few", EXPERTS_HOPPER_FEW, "hopper_few"),
+    swiglu: kernel!(
+        "experts_hopper_few",
+        EXPERTS_HOPPER_FEW,
+        "hopper_few_swiglu"
+    ),
+    rows: 16,
+    columns: 64,
+    stages: 10,
+    threads: 256,
+    blocks: 2,
+};
+
+/// Where they have more.
+pub(super) const MANY: Shape = Shape {
+    plain: kernel!("experts_hopper", EXPERTS_HOPPER, "hopper_gemm"),
+    swiglu: kernel!("experts_hopper", EXPERTS_HOPPER, "hopper_gemm_swiglu"),
+    rows: 128,
+    columns: 256,
+    stages: 4,
+    threads: 384,
+    blocks: 1,
+};
+
+/// Values that are multiplied at a time.
 const STEP: usize = 64;
-const THREADS: u32 = 384;
 
-/// Four stages with two barriers each, from the first multiple of 1024 on.
-const SHARED: usize = 4 * ((ROWS + COLUMNS) * STEP * 2 + 2 * 8) + 1024;
+impl Shape {
+    /// Every stage with two barriers, from the first multiple of 1024 on.
+    const fn shared(self) -> usize {
+        self.stages * ((self.rows + self.columns) * STEP * 2 + 2 * 8) + 1024
+    }
+}
 
 /// Whether the build is for Hopper, and so has the kernels. Kernels for `sm_90a` run on nothing else, so
 /// the device need not be asked, neither for its capability nor for its shared memory.
@@ -51,11 +90,19 @@ pub(super) fn fits(experts: &Experts, x: &Tensor) -> bool {
     tensors.into_iter().all(fit) && built()
 }
 
-/// Each choice's result, by place, of choices that were sorted for tiles of [`ROWS`].
-pub(super) fn results(experts: &Experts, x: &Tensor, k: usize, sorted: &Sorted) -> Result<Tensor> {
-    let rows = Rows::OfChoices { k };
-    let product = multiply(sorted, x, rows, &experts.w13, Some(experts.limit))?;
-    multiply(sorted, &product, Rows::Sorted, &experts.w2, None)
+impl Shape {
+    /// Each choice's result, by place, of choices that were sorted for tiles of as many rows.
+    pub(super) fn results(
+        self,
+        experts: &Experts,
+        x: &Tensor,
+        k: usize,
+        sorted: &Sorted,
+    ) -> Result<Tensor> {
+        let rows = Rows::OfChoices { k };
+        let product = self.multiply(sorted, x, rows, &experts.w13, Some(experts.limit))?;
+        self.multiply(sorted, &product, Rows::Sorted, &experts.w2, None)
+    }
 }
 
 kernel_args! {
@@ -65,63 +112,66 @@ kernel_args! {
     }
 }
 
-/// `[choices, width]`: at each place, a row of `x` times the matrix of its expert, of `weights`
-/// `[E, width, inner]`; or `[choices, width / 2]`, the swiglu of that with a limit. Places that no valid
-/// choice has are not written.
-fn multiply(
-    sorted: &Sorted,
-    x: &Tensor,
-    rows: Rows,
-    weights: &Tensor,
-    swiglu: Option<f64>,
-) -> Result<Tensor> {
-    let op = "grouped-gemm";
-    let (choices, slots) = (sorted.order.elem_count(), sorted.tiles.dim(0)?);
-    let (_, width, inner) = weights.dims3()?;
-    let (x_rows, k) = rows.shape(choices);
-    expect(op, "x", x, DType::BF16, &[x_rows, inner])?;
-    let (kernel, out_width, limit) = match swiglu {
-        Some(limit) => (GEMM_SWIGLU, width / 2, clamp(limit)),
-        None => (GEMM, width, f32::INFINITY),
-    };
-    let out = output(&[choices, out_width], DType::BF16, x.device())?;
-    let read = [
-        ("x", x),
-        ("order", &sorted.order),
-        ("weights", weights),
-        ("tiles", &sorted.tiles),
-    ];
-    let tensors = tensors(op, &read, &[("out", &out)])?;
-    let column_tiles = width.div_ceil(COLUMNS);
-    let tiles = slots * column_tiles;
-    // One block fills a multiprocessor, and computes one tile after the other.
-    let blocks = tiles.min(multiprocessors(x.device())?);
-    // A block counts on to the first tile that is none.
-    count(tiles + blocks)?;
-    let grid = grid(blocks, THREADS, SHARED)?;
-    let (k, inner, width) = (count(k)?, count(inner)?, count(width)?);
-    let (slots, column_tiles) = (count(slots)?, count(column_tiles)?);
-    // SAFETY: blocks of the kernel's number of threads with the shared memory it lays out; any number of
-    // them computes all tiles. Tiles are those of the sort: their experts are of `weights`, for whose
-    // number it was given the same count, their places are of `out`, and `order` has choices of rows of
-    // `x`. Rows and columns beyond a tile or a matrix are compared. Widths are multiples of 64 and
-    // addresses of 16, as `fits` has asked.
-    unsafe {
-        run(kernel, &tensors, grid, |a| GroupedGemmArgs {
-            x: a[0],
-            order: rows.list(a[1]),
-            weights: a[2],
-            tiles: a[3],
-            out: a[4],
-            k,
-            inner,
-            width,
-            slots,
-            column_tiles,
-            limit,
-        })
-    }?;
-    Ok(out)
+impl Shape {
+    /// `[choices, width]`: at each place, a row of `x` times the matrix of its expert, of `weights`
+    /// `[E, width, inner]`; or `[choices, width / 2]`, the swiglu of that with a limit. Places that no valid
+    /// choice has are not written.
+    fn multiply(
+        self,
+        sorted: &Sorted,
+        x: &Tensor,
+        rows: Rows,
+        weights: &Tensor,
+        swiglu: Option<f64>,
+    ) -> Result<Tensor> {
+        let op = "grouped-gemm";
+        let (choices, slots) = (sorted.order.elem_count(), sorted.tiles.dim(0)?);
+        let (_, width, inner) = weights.dims3()?;
+        let (x_rows, k) = rows.shape(choices);
+        expect(op, "x", x, DType::BF16, &[x_rows, inner])?;
+        let (kernel, out_width, limit) = match swiglu {
+            Some(limit) => (self.swiglu, width / 2, clamp(limit)),
+            None => (self.plain, width, f32::INFINITY),
+        };
+        let out = output(&[choices, out_width], DType::BF16, x.device())?;
+        let read = [
+            ("x", x),
+            ("order", &sorted.order),
+            ("weights", weights),
+            ("tiles", &sorted.tiles),
+        ];
+        let tensors = tensors(op, &read, &[("out", &out)])?;
+        let column_tiles = width.div_ceil(self.columns);
+        let tiles = slots * column_tiles;
+        // As many blocks as there is room for, each of which computes one tile after the other.
+        let blocks = tiles.min(self.blocks * multiprocessors(x.device())?);
+        // A block counts on to the first tile that is none.
+        count(tiles + blocks)?;
+        let grid = grid(blocks, self.threads, self.shared())?;
+        let (k, inner, width) = (count(k)?, count(inner)?, count(width)?);
+        let (slots, column_tiles) = (count(slots)?, count(column_tiles)?);
+        // SAFETY: blocks of the kernel's number of threads with the shared memory it lays out; any number of
+        // them computes all tiles. Tiles are those of the sort: their experts are of `weights`, for whose
+        // number it was given the same count, their places are of `out`, and `order` has choices of rows of
+        // `x`. Rows and columns beyond a tile or a matrix are compared. Widths are multiples of 64 and
+        // addresses of 16, as `fits` has asked.
+        unsafe {
+            run(kernel, &tensors, grid, |a| GroupedGemmArgs {
+                x: a[0],
+                order: rows.list(a[1]),
+                weights: a[2],
+                tiles: a[3],
+                out: a[4],
+                k,
+                inner,
+                width,
+                slots,
+                column_tiles,
+                limit,
+            })
+        }?;
+        Ok(out)
+    }
 }
 
 fn multiprocessors(device: &Device) -> Result<usize> {
@@ -139,9 +189,15 @@ mod tests {
 
     #[test]
     fn gpu_hopper_has_its_kernels() {
-        for name in ["hopper_gemm", "hopper_gemm_swiglu"] {
+        let kernels = [
+            ("hopper_gemm", ptx::EXPERTS_HOPPER),
+            ("hopper_gemm_swiglu", ptx::EXPERTS_HOPPER),
+            ("hopper_few", ptx::EXPERTS_HOPPER_FEW),
+            ("hopper_few_swiglu", ptx::EXPERTS_HOPPER_FEW),
+        ];
+        for (name, ptx) in kernels {
             let entry = format!(".entry {name}(");
-            assert_eq!(ptx::EXPERTS_HOPPER.contains(&entry), built(), "{name}");
+            assert_eq!(ptx.contains(&entry), built(), "{name}");
         }
     }
 }

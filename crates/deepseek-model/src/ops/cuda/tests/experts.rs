@@ -17,9 +17,10 @@ enum Chosen {
 
 /// Rows, experts, choices, h, m. Widths below a tile, between tiles, odd multiples of 8, no multiple
 /// of 8 or of 2, and the demo's; all heights of tiles, and experts above the threads of a block. Of
-/// multiples of 64 in bf16, Hopper's own kernels make those of many rows: with one step and with more than
-/// there are stages, tiles of one row more or less, and more tiles than multiprocessors.
-const CASES: [(usize, usize, usize, usize, usize, Chosen); 23] = [
+/// multiples of 64 in bf16, Hopper's own kernels make all: with one step and with more than there are stages,
+/// tiles of one row more or less, more tiles than multiprocessors, and few rows of an expert on average but
+/// many of one.
+const CASES: [(usize, usize, usize, usize, usize, Chosen); 29] = [
     (1, 1, 1, 8, 8, Chosen::Any),
     (1, 8, 2, 192, 96, Chosen::Any),
     (2, 3, 2, 40, 24, Chosen::Any),
@@ -43,6 +44,12 @@ const CASES: [(usize, usize, usize, usize, usize, Chosen); 23] = [
     (300, 7, 2, 256, 192, Chosen::Even),
     (300, 5, 6, 832, 384, Chosen::Any),
     (3000, 9, 4, 1088, 320, Chosen::Any),
+    (1, 16, 6, 832, 384, Chosen::Any),
+    (1, 2, 2, 64, 64, Chosen::One),
+    (8, 16, 6, 1088, 2112, Chosen::Any),
+    (21, 16, 6, 128, 192, Chosen::Even),
+    (17, 33, 1, 192, 64, Chosen::One),
+    (40, 33, 2, 320, 128, Chosen::One),
 ];
 
 /// All that an operation takes, on the CPU.
@@ -138,7 +145,8 @@ fn gpu_experts_as_the_cpu() {
     }
 }
 
-/// A row alone is in tiles of 16 rows, in the batch in ones of 64 or 128, at another place.
+/// A row alone is in tiles of 16 rows, in the batch in ones of 64 or 128, at another place; on Hopper its
+/// products are of other instructions, too, whose factors have changed their parts.
 #[test]
 fn gpu_experts_give_a_row_the_same_result_alone_and_in_a_batch() {
     let (device, mut draw) = (gpu(), Draw::new());
