@@ -5,6 +5,7 @@
 
 #define HEADS 16
 #define JOINERS (DIM / 4) // threads that join a head, each four channels
+#define TOGETHER 8        // splits whose sums are on their way together
 
 static_assert(WARPS * 8 == KEYS, "a warp multiplies eight keys of a tile");
 
@@ -75,24 +76,35 @@ extern "C" __global__ void __launch_bounds__(JOINERS) attention_join(const Atten
     if (at<const uint32_t>(args.requests)[row] < args.n_requests) {
         const size_t first = row * args.splits * args.heads + head; // and every heads-th from there on
         const float2 *totals = at<const float2>(args.totals) + first;
+        const float *sums = at<const float>(args.sums) + first * DIM + c;
         const float sink = at<const float>(args.sink)[head] * LOG2_E;
         float top = sink;
-        for (uint32_t s = 0; s < args.splits; s++) {
+        for (uint32_t s = threadIdx.x % 32; s < args.splits; s += 32) {
             const float2 split = totals[(size_t)s * args.heads];
             if (!(split.y < 0.0f)) top = fmaxf(top, split.x);
         }
+        top = warp_max(top);
         float total = exp2f(sink - top);
-#pragma unroll 4
-        for (uint32_t s = 0; s < args.splits; s++) {
-            const float2 split = totals[(size_t)s * args.heads];
-            if (split.y < 0.0f) continue; // no keys; a total that is no number goes on
-            const float4 sums = load4(at<const float>(args.sums) + (first + (size_t)s * args.heads) * DIM + c);
-            const float factor = exp2f(split.x - top);
-            total = fmaf(split.y, factor, total);
-            joined.x = fmaf(sums.x, factor, joined.x);
-            joined.y = fmaf(sums.y, factor, joined.y);
-            joined.z = fmaf(sums.z, factor, joined.z);
-            joined.w = fmaf(sums.w, factor, joined.w);
+        for (uint32_t start = 0; start < args.splits; start += TOGETHER) {
+            float2 split[TOGETHER];
+            float4 part[TOGETHER];
+#pragma unroll
+            for (uint32_t k = 0; k < TOGETHER; k++) {
+                const size_t s = (size_t)(start + k) * args.heads;
+                split[k] = start + k < args.splits ? totals[s] : make_float2(0.0f, -1.0f);
+                // Also where there are none: what is read then is not used.
+                if (start + k < args.splits) part[k] = load4(sums + s * DIM);
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < TOGETHER; k++) {
+                if (split[k].y < 0.0f) continue; // no keys; a total that is no number goes on
+                const float factor = exp2f(split[k].x - top);
+                total = fmaf(split[k].y, factor, total);
+                joined.x = fmaf(part[k].x, factor, joined.x);
+                joined.y = fmaf(part[k].y, factor, joined.y);
+                joined.z = fmaf(part[k].z, factor, joined.z);
+                joined.w = fmaf(part[k].w, factor, joined.w);
+            }
         }
         const float inverse = 1.0f / total;
         joined = make_float4(joined.x * inverse, joined.y * inverse, joined.z * inverse, joined.w * inverse);

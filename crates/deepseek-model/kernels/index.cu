@@ -2,8 +2,8 @@
 #include "index.cuh"
 
 #define WARPS (THREADS / 32)
-#define SLOTS 256         // that a block of index_scores takes
-#define PASS_HEADS 16     // that a warp multiplies at a time
+#define ROUND (WARPS * WARP_KEYS) // slots that the warps of a block take at a time
+#define PASS_HEADS 16             // heads that a warp multiplies at a time
 
 // Scores the WARP_KEYS slots from `first` on, one warp. Heads are in shared memory, as f32, a whole
 // number of PASS_HEADS of them.
@@ -53,11 +53,12 @@ __device__ __forceinline__ void score_slots(const IndexArgs &args, const Row &ro
 }
 
 // score = sum over heads of scale * head weight * relu(query . key), for every slot of the rows of a
-// chunk. Block b takes slots SLOTS * (b % tiles) on of row b / tiles. Dynamic shared memory: the
-// heads' queries, then their weights, f32, padded to whole passes.
+// chunk. Block b takes part b % tiles of the slots of row b / tiles: so many that its warps have work all
+// the time. Dynamic shared memory: the heads' queries, then their weights, f32, padded to whole passes.
 template <typename T> __device__ void index_scores(const IndexArgs &args) {
     extern __shared__ __align__(16) float queries[];
-    const uint32_t index = blockIdx.x / args.tiles, first = blockIdx.x % args.tiles * SLOTS;
+    const uint32_t index = blockIdx.x / args.tiles, part = (args.slots + args.tiles - 1) / args.tiles;
+    const uint32_t taken = (part + ROUND - 1) / ROUND * ROUND, first = blockIdx.x % args.tiles * taken;
     const Row row = row_of_chunk(args, index);
     if (!row.scored || first >= row.slots) return;
     const uint32_t padded = (args.heads + PASS_HEADS - 1) / PASS_HEADS * PASS_HEADS;
@@ -70,8 +71,8 @@ template <typename T> __device__ void index_scores(const IndexArgs &args) {
         head_weights[h] = h < args.heads ? load(w + h) * args.scale : 0.0f;
     __syncthreads();
     float *work = at<float>(args.work) + (size_t)index * args.slots;
-    const uint32_t end = min(first + SLOTS, row.slots);
-    for (uint32_t slot = first + threadIdx.x / 32 * WARP_KEYS; slot < end; slot += WARPS * WARP_KEYS)
+    const uint32_t end = min(first + taken, row.slots);
+    for (uint32_t slot = first + threadIdx.x / 32 * WARP_KEYS; slot < end; slot += ROUND)
         score_slots<T>(args, row, slot, queries, head_weights, work);
 }
 FOR_ACTIVATIONS(index_scores, IndexArgs, THREADS)

@@ -26,7 +26,7 @@ struct IndexArgs {
     uint64_t candidates;   // u32 [rows, top_blocks], ascending, then NONE; written
     uint64_t fault;        // u32 [1]: takes the minimum with `code` if a score is not a number
     uint32_t first_row;    // of the chunk
-    uint32_t tiles;        // blocks that score a row: slots / SLOTS of the kernel, rounded up
+    uint32_t tiles;        // blocks that share the slots of a row
     uint32_t slots;        // at most kept * block_size, if blocks were kept
     uint32_t blocks;
     uint32_t most;         // entries that any row sees

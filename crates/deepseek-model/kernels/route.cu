@@ -52,15 +52,11 @@ __device__ uint32_t best(const float *values, uint32_t experts) {
             expert = e;
         }
     }
-    for (int step = 16; step > 0; step /= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, value, step);
-        const uint32_t its = __shfl_xor_sync(0xffffffffu, expert, step);
-        if (other > value || (other == value && its < expert)) {
-            value = other;
-            expert = its;
-        }
-    }
-    return expert;
+    // A number that orders as the value does, above 0 where there is one. Adding 0 makes zeros equal.
+    const uint32_t bits = __float_as_uint(value + 0.0f);
+    const uint32_t number = expert == NONE ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    const uint32_t top = __reduce_max_sync(0xffffffffu, number);
+    return __reduce_min_sync(0xffffffffu, number == top ? expert : NONE);
 }
 
 extern "C" __global__ void __launch_bounds__(32) route(const RouteArgs args) {

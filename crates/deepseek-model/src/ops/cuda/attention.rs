@@ -226,7 +226,7 @@ impl Operands<'_> {
         let args = self.args(split)?;
         // SAFETY: as in `launch`; a block for each row, SPLIT_HEADS heads and split, with room for
         // what it holds there, and one for each row and head. Sums and totals have a place for each
-        // row, split and head, and what is read of them was written: the second kernel skips the
+        // row, split and head, and what is used of them was written: the second kernel skips the
         // splits whose totals say that they have no sums, and the rows for which there are neither.
         unsafe {
             run(ATTENTION_SPLIT, &tensors, add, &args)?;

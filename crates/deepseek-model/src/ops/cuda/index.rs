@@ -36,12 +36,17 @@ const TENSOR_KEYS: usize = 128;
 const TENSOR_SHARED: usize =
     (TENSOR_ROWS * TENSOR_HEADS + 2 * TENSOR_KEYS) * TENSOR_DIM * 2 + 2 * TENSOR_KEYS;
 
-/// What the other kernels are made for: threads of a block of either, slots that a block scores, and heads
-/// that it multiplies at a time.
+/// What the other kernels are made for: threads of a block of either, and heads and slots that one
+/// multiplies at a time.
 const THREADS: u32 = 256;
 const CHOOSERS: u32 = 1024;
-const SLOTS: usize = 256;
 const PASS_HEADS: usize = 16;
+const PASS_SLOTS: usize = 32;
+
+/// Slots of a block where there are rows enough, so that its queries serve many; and the blocks that few
+/// rows are shared out to, which keep a large device busy.
+const SLOTS: usize = 256;
+const ENOUGH_BLOCKS: usize = 264;
 
 kernel_args! {
     struct IndexArgs {
@@ -206,7 +211,9 @@ impl Operands<'_> {
             };
             return Ok((kernel, tiles, grid(blocks, threads, shared)?));
         }
-        let tiles = sizes.slots.div_ceil(SLOTS);
+        let most = sizes.slots.div_ceil(PASS_SLOTS);
+        let wanted = (ENOUGH_BLOCKS / n_rows.max(1)).min(most);
+        let tiles = sizes.slots.div_ceil(SLOTS).max(wanted);
         let heads = sizes.heads.next_multiple_of(PASS_HEADS);
         let shared = heads * (sizes.dim + 1) * size_of::<f32>();
         let kernel = SCORES.of(self.queries.queries.dtype())?;
