@@ -68,8 +68,8 @@ pub(in crate::ops) fn routed_experts(
 /// Choices of an expert, on average, below which most rows of taller tiles would be pad rows.
 const FEW: usize = 16;
 
-/// The same of the tiles of [`hopper`], where hardly an expert has more than a low tile then: its matrix
-/// would be read twice.
+/// The same of the tiles of [`hopper`]. Below it hardly an expert has more choices than a low tile, so that
+/// its matrix would be read twice.
 const HOPPER_FEW: usize = 8;
 
 /// The tiles of a grouped product: those of the kernel of that name. Results are the same in all, and in

@@ -1,5 +1,5 @@
-//! Products of activations with weight matrices: by cuBLAS, and of a few bf16 rows with f32 matrices by
-//! a kernel that reads both as they are.
+//! Products of activations with weight matrices: by cuBLAS, and of a few bf16 rows by a kernel that reads
+//! both as they are.
 #![allow(unsafe_code)]
 
 use candle_core::{DType, Result, Tensor};
@@ -7,16 +7,31 @@ use replay_cuda::kernel::Kernel;
 
 use super::{
     grouped::grouped_product,
-    launch::{count, expect, grid, kernel, kernel_args, output, run, tensors, threads},
+    launch::{
+        ByAct, by_act, count, expect, grid, kernel, kernel_args, output, run, tensors, threads,
+    },
 };
 use crate::ops::Act;
 
-const FEW_PRODUCTS: Kernel = kernel!("linear", LINEAR, "few_products");
+const FEW_PRODUCTS: ByAct = by_act!("linear", LINEAR, "few_products");
+const FEW_COLUMNS: ByAct = by_act!("linear", LINEAR, "few_columns");
 const WIDEN: Kernel = kernel!("linear", LINEAR, "widen");
 
-/// Rows up to which the kernel is faster than a copy in f32 and cuBLAS: it takes 4 at a time, and reads
-/// the matrix as often.
-const FEW_ROWS: usize = 8;
+/// Columns below which a warp for each leaves a large device without work: they get a block each.
+const FEW_COLUMNS_BELOW: usize = 1056;
+
+/// Whether the kernels are faster than cuBLAS. They take up to 4 rows at a time, and read the matrix as
+/// often; they win where cuBLAS needs a copy of the rows in f32, or where it shares the channels of few
+/// columns out and adds the parts up in a launch of its own. It reads large matrices a little faster.
+fn are_few(rows: usize, weight: &Tensor) -> Result<bool> {
+    const WEIGHTS: usize = 24 << 20;
+    Ok(match weight.dtype() {
+        DType::F32 => rows <= 8,
+        DType::BF16 if weight.dim(0)? < FEW_COLUMNS_BELOW => rows <= 4,
+        DType::BF16 => rows == 1 && weight.elem_count() <= WEIGHTS,
+        _ => false,
+    })
+}
 
 /// As [`crate::ops::grouped_linear`]. The product is one of the matrix's dtype, with f32 sums.
 pub(in crate::ops) fn grouped_linear(
@@ -30,8 +45,9 @@ pub(in crate::ops) fn grouped_linear(
         return output(&[0, weight.dim(0)?], act.dtype(), x.device());
     }
     let widens = x.dtype() == DType::BF16 && weight.dtype() == DType::F32;
-    if widens && groups == 1 && rows <= FEW_ROWS {
-        return few_products(x, weight)?.to_dtype(act.dtype());
+    let in_order = x.is_contiguous() && weight.is_contiguous();
+    if x.dtype() == DType::BF16 && in_order && are_few(rows, weight)? {
+        return few_products(x, weight, groups)?.to_dtype(act.dtype());
     }
     let x = if widens {
         widen(x)?
@@ -48,32 +64,43 @@ pub(in crate::ops) fn grouped_linear(
 
 kernel_args! {
     struct FewProductsArgs {
-        x: u64, weight: u64, out: u64, rows: u32, inner: u32, width: u32, pad: u32,
+        x: u64, weight: u64, out: u64, rows: u32, inner: u32, width: u32, groups: u32,
     }
 }
 
-/// `x` `[rows, inner]` (bf16) by `weight` `[width, inner]` (f32): `[rows, width]`, f32.
-fn few_products(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+/// `x` `[rows, groups · inner]` (bf16) by `weight` `[width, inner]` (f32 or bf16), of whose rows each group
+/// has as many: `[rows, width]`, of the matrix's dtype.
+fn few_products(x: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
     let op = "few-products";
-    let ((rows, inner), width) = (x.dims2()?, weight.dim(0)?);
-    expect(op, "x", x, DType::BF16, &[rows, inner])?;
-    expect(op, "weight", weight, DType::F32, &[width, inner])?;
-    let out = output(&[rows, width], DType::F32, x.device())?;
+    let (rows, (width, inner)) = (x.dim(0)?, weight.dims2()?);
+    if groups == 0 || !width.is_multiple_of(groups) {
+        candle_core::bail!("{op}: cannot share {width} rows of a matrix among {groups} groups");
+    }
+    expect(op, "x", x, DType::BF16, &[rows, groups * inner])?;
+    let out = output(&[rows, width], weight.dtype(), x.device())?;
     let tensors = tensors(op, &[("x", x), ("weight", weight)], &[("out", &out)])?;
     let warps = 4;
-    let grid = grid(width.div_ceil(warps), 32 * warps as u32, 0)?;
+    let (kernel, blocks) = if width < FEW_COLUMNS_BELOW {
+        (FEW_COLUMNS, width)
+    } else {
+        (FEW_PRODUCTS, width.div_ceil(warps))
+    };
+    let kernel = kernel.of(weight.dtype())?;
+    let grid = grid(blocks, 32 * warps as u32, 0)?;
     let (rows, inner, width) = (count(rows)?, count(inner)?, count(width)?);
-    // SAFETY: a warp for each column, which the kernel compares with the width, as it compares rows and
-    // channels with the counts here: those of the tensors.
+    let groups = count(groups)?;
+    // SAFETY: a warp or a block for each column, which the kernel compares with the width, as it compares
+    // rows and channels with the counts here: those of the tensors. A column's group is one of `groups`,
+    // whose channels every row of `x` has.
     unsafe {
-        run(FEW_PRODUCTS, &tensors, grid, |a| FewProductsArgs {
+        run(kernel, &tensors, grid, |a| FewProductsArgs {
             x: a[0],
             weight: a[1],
             out: a[2],
             rows,
             inner,
             width,
-            pad: 0,
+            groups,
         })
     }?;
     Ok(out)

@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Tensor};
 
-use super::{ACTS, Draw, assert_close, assert_same, gpu, on, plain};
+use super::{ACTS, Draw, assert_close, assert_same, gpu, on, plain, values};
 use crate::ops::{Act, Linear, grouped_linear};
 
 /// Rows, groups and widths; decode rows and prefill rows, widths of the release.
-const SHAPES: [(usize, usize, usize, usize); 7] = [
+const SHAPES: [(usize, usize, usize, usize); 14] = [
     (1, 1, 64, 16),
     (5, 4, 32, 16),
     (130, 2, 96, 16),
@@ -14,6 +14,13 @@ const SHAPES: [(usize, usize, usize, usize); 7] = [
     (7, 3, 33, 5),
     (33, 8, 40, 24),
     (1025, 4, 64, 8),
+    (1, 1, 5120, 1536),
+    (4, 1, 2816, 1100),
+    (3, 1, 1301, 1057),
+    (2, 2, 2568, 600),
+    (1, 16, 4096, 128),
+    (4, 1, 5120, 9),
+    (5, 1, 520, 1200),
 ];
 
 #[test]
@@ -50,13 +57,20 @@ fn gpu_grouped_products_of_parts() {
     }
 }
 
-/// bf16 rows with an f32 matrix: few by the kernel, more by cuBLAS.
+/// bf16 rows with an f32 matrix: few by the kernels, more by cuBLAS.
 #[test]
 fn gpu_f32_products_of_bf16_rows() {
     let (device, mut draw) = (gpu(), Draw::new());
     for rows in [1, 2, 4, 7, 8, 9, 33] {
         // Whole steps of a warp, a rest of them, a width that is no multiple of 8, the release's.
-        for (inner, width) in [(512, 3), (2568, 9), (257, 70), (31, 5), (5120, 384)] {
+        for (inner, width) in [
+            (512, 3),
+            (2568, 9),
+            (257, 70),
+            (31, 5),
+            (5120, 384),
+            (2048, 1100),
+        ] {
             let x = draw.values(&[rows, inner], Act::Bf16);
             let weight = draw.values(&[width, inner], Act::F32);
             let there = (on(&device, Act::Bf16, &x), plain(&device, &weight));
@@ -69,6 +83,35 @@ fn gpu_f32_products_of_bf16_rows() {
                     &got,
                     &expected,
                     tolerance,
+                );
+            }
+        }
+    }
+}
+
+/// By the kernels, a row's products do not depend on other rows.
+#[test]
+fn gpu_products_of_a_row_alone_and_in_a_batch() {
+    let (device, mut draw) = (gpu(), Draw::new());
+    for (groups, inner, width) in [(1, 5120, 600), (1, 2568, 1100), (2, 1301, 1060)] {
+        let x = draw.values(&[4, groups * inner], Act::Bf16);
+        let x = on(&device, Act::Bf16, &x);
+        let weight = draw.values(&[width, inner], Act::Bf16);
+        for act in [Act::Bf16, Act::F32] {
+            // Of more columns, cuBLAS takes more than one row.
+            if act == Act::Bf16 && width > 1000 {
+                continue;
+            }
+            let weight = on(&device, act, &weight);
+            let all = grouped_linear(&x, &weight, groups, act).unwrap();
+            for (first, rows) in [(0, 1), (3, 1), (1, 2), (0, 3)] {
+                let some = x.narrow(0, first, rows).unwrap();
+                let some = grouped_linear(&some, &weight, groups, act).unwrap();
+                let all = values(&all.narrow(0, first, rows).unwrap());
+                assert_eq!(
+                    values(&some),
+                    all,
+                    "{groups} x {inner} x {width}: {rows} rows"
                 );
             }
         }
