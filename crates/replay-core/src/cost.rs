@@ -1,13 +1,14 @@
 //! What a prefill costs under a policy, counted in row-layers: one row through one layer.
 //!
-//! The count follows from the plans themselves, chunk by chunk, so it cannot disagree with what runs.
-//! It says nothing of time where the cost of a row in a layer is not constant (attention grows with
+//! The count is in closed form and takes as long for a long prompt as for a short one; tests count the
+//! same from plans, chunk by chunk. It says nothing of time where the cost of a row in a layer is not constant (attention grows with
 //! the context, and small batches use a device badly).
 
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
-use crate::{Planner, Request, StepPlan};
+use crate::Planner;
+use crate::tails::{Prefill, Tail};
 
 /// The part that writing a layer's KV has in the cost of one row in that layer, from 0 to 1.
 ///
@@ -84,19 +85,18 @@ impl PrefillCost {
     /// The cost of a cold prompt of `prompt_len` tokens in chunks of `chunk` tokens, the last one
     /// perhaps shorter, each planned as an eager step.
     pub fn of(planner: &Planner, prompt_len: u32, chunk: NonZeroU32) -> Self {
-        let replay = planner.config().layers;
-        let mut layers = Vec::new();
-        layers.resize(replay.count() as usize, LayerCost::default());
-        for_each_chunk(planner, prompt_len, chunk, |plan| {
-            for (cost, rows) in layers.iter_mut().zip(plan.layers()) {
-                cost.entering += u64::from(rows.entering.n_rows().get());
-                cost.running += u64::from(rows.running.n_rows().get());
+        let prefill = Prefill { prompt_len, chunk };
+        let layers = planner.tails_in_layers().map(|(entering, running)| {
+            let rows = |tail: Tail| u64::from(tail.running_before(prompt_len, prefill));
+            LayerCost {
+                entering: rows(entering),
+                running: rows(running),
             }
         });
         Self {
             prompt_len,
-            layers_before_cut: replay.first(),
-            layers,
+            layers_before_cut: planner.config().layers.first(),
+            layers: layers.collect(),
         }
     }
 
@@ -131,25 +131,5 @@ impl PrefillCost {
         }
         let cost = self.row_layers() as f64 + kv_write.get() * self.kv_row_layers() as f64;
         cost / self.row_layers_off() as f64
-    }
-}
-
-/// Plans the chunks of a cold prompt one after the other.
-pub(crate) fn for_each_chunk(
-    planner: &Planner,
-    prompt_len: u32,
-    chunk: NonZeroU32,
-    mut visit: impl FnMut(&StepPlan),
-) {
-    let mut plan = StepPlan::new();
-    let mut start = 0;
-    while start < prompt_len {
-        let end = start.saturating_add(chunk.get()).min(prompt_len);
-        let request = Request::prefill(prompt_len, start..end);
-        planner
-            .plan_into(&[request], &mut plan)
-            .expect("a prefill chunk within its prompt");
-        visit(&plan);
-        start = end;
     }
 }

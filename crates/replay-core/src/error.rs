@@ -58,4 +58,20 @@ pub enum PlanError {
         /// Padded rows of the graph.
         padded_rows: u32,
     },
+    /// The lists of the plan would be longer than any step's on a device: absurd lengths, or a window
+    /// or a number of sampled rows that keeps too many rows in too many layers.
+    #[error(
+        "expected a plan of at most {} rows, offsets and bounds over all layers, got {numbers} or more",
+        crate::StepPlan::MAX_NUMBERS
+    )]
+    TooLarge {
+        /// Numbers in the lists when planning stopped.
+        numbers: usize,
+    },
+    /// There is no memory for the lists of the plan.
+    #[error("no memory for the {numbers} rows, offsets and bounds of a plan")]
+    NoMemory {
+        /// Numbers in the lists when planning stopped.
+        numbers: usize,
+    },
 }

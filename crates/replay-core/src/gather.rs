@@ -56,6 +56,12 @@ pub enum SlotError {
         /// Requests of the graph.
         padded_requests: usize,
     },
+    /// There is no memory for what is gathered, or for the padding.
+    #[error("no memory for {entries} gathered entries")]
+    NoMemory {
+        /// Entries of the buffer that is filled.
+        entries: usize,
+    },
     /// A graph of more requests than a batch can have, whose rows are counted in 32 bits.
     #[error(
         "cannot pad offsets to {padded_requests} requests: expected at most {}",
@@ -90,10 +96,11 @@ impl RowSet<'_> {
     ///
     /// # Errors
     ///
-    /// [`SlotError::WrongLength`] when `per_row` has not one entry per row of the batch.
+    /// [`SlotError::WrongLength`] when `per_row` has not one entry per row of the batch, and
+    /// [`SlotError::NoMemory`].
     pub fn gather_into<T: Clone>(&self, per_row: &[T], out: &mut Vec<T>) -> Result<(), SlotError> {
         self.check_len(per_row.len())?;
-        out.clear();
+        refill(out, self.n_rows().as_usize())?;
         match self.rows() {
             Rows::Whole => out.extend_from_slice(per_row),
             Rows::Listed(_) => {
@@ -129,7 +136,7 @@ impl RowSet<'_> {
     /// # Errors
     ///
     /// [`SlotError`] when `batch` has not one slot per row of the batch, or the graph holds fewer rows
-    /// than the set.
+    /// than the set or more than there is memory for.
     pub fn gather_slots<S: Slot>(
         &self,
         batch: &[S],
@@ -143,6 +150,8 @@ impl RowSet<'_> {
                 padded_rows,
             });
         }
+        self.check_len(batch.len())?;
+        refill(out, padded_rows as usize)?;
         self.gather_into(batch, out)?;
         out.resize(padded_rows as usize, S::PAD);
         Ok(())
@@ -154,7 +163,7 @@ impl RowSet<'_> {
     /// # Errors
     ///
     /// [`SlotError::PaddedBelowRequests`] when the batch has more requests,
-    /// [`SlotError::TooManyRequests`] when no batch can have as many.
+    /// [`SlotError::TooManyRequests`] when no batch can have as many, and [`SlotError::NoMemory`].
     pub fn pad_query_start_loc(
         &self,
         padded_requests: usize,
@@ -171,7 +180,7 @@ impl RowSet<'_> {
         if padded_requests >= u32::MAX as usize {
             return Err(SlotError::TooManyRequests { padded_requests });
         }
-        out.clear();
+        refill(out, padded_requests + 1)?;
         out.extend_from_slice(self.query_start_loc());
         out.resize(padded_requests + 1, self.n_rows().get());
         Ok(())
@@ -185,4 +194,11 @@ impl RowSet<'_> {
             Err(SlotError::WrongLength { expected, got })
         }
     }
+}
+
+/// Empties a buffer that `entries` are about to go to.
+fn refill<T>(out: &mut Vec<T>, entries: usize) -> Result<(), SlotError> {
+    out.clear();
+    let room = out.try_reserve(entries);
+    room.map_err(|_| SlotError::NoMemory { entries })
 }

@@ -95,10 +95,9 @@ pub fn pad_rebuilt_slots<S: Slot>(
     window: Window,
     slots: &mut [S],
 ) -> Result<(), SlotError> {
-    let expected = requests
-        .iter()
-        .map(|request| request.query_len as usize)
-        .sum();
+    let rows = requests.iter().map(|request| request.query_len as usize);
+    // More rows than a machine can address are not the slots' number either.
+    let expected = rows.fold(0, usize::saturating_add);
     if slots.len() != expected {
         return Err(SlotError::WrongLength {
             expected,

@@ -5,7 +5,7 @@ use core::fmt;
 use core::num::NonZeroU32;
 
 use crate::Planner;
-use crate::cost::for_each_chunk;
+use crate::tails::{Prefill, Tail};
 
 /// A picture of a cold prompt's prefill: the prompt from left to right, the layers from top to
 /// bottom, layers that look alike in one line.
@@ -54,60 +54,45 @@ impl Picture {
     /// The meaning of the characters.
     pub const LEGEND: &str = "█ runs   ▐ in part   ▕ a few rows   ░ only writes its KV";
 
+    /// Columns of a picture at most, far wider than any screen.
+    pub const MAX_COLUMNS: u32 = 4096;
+
     /// The prefill of `prompt_len` tokens in chunks of `chunk`, in at most `columns` columns of equal
-    /// length.
+    /// length, and at most [`MAX_COLUMNS`](Self::MAX_COLUMNS).
     pub fn of(planner: &Planner, prompt_len: u32, chunk: NonZeroU32, columns: NonZeroU32) -> Self {
-        let columns = columns.get().min(prompt_len);
-        let replay = planner.config().layers;
-        let mut counts = Vec::new();
-        counts.resize(replay.count() as usize * columns as usize, (0u64, 0u64));
-        for_each_chunk(planner, prompt_len, chunk, |plan| {
-            for (layer, rows) in plan.layers().enumerate() {
-                let line = &mut counts[layer * columns as usize..][..columns as usize];
-                let column = |x: u32| column_of(x, columns, prompt_len);
-                rows.entering
-                    .positions()
-                    .for_each(|x| line[column(x.get())].0 += 1);
-                rows.running
-                    .positions()
-                    .for_each(|x| line[column(x.get())].1 += 1);
-            }
+        let columns = columns.get().min(prompt_len).min(Self::MAX_COLUMNS);
+        let prefill = Prefill { prompt_len, chunk };
+        let lines = planner.tails_in_layers().map(|(entering, running)| {
+            let cell = |column| {
+                let (from, to) = positions_of(column, columns, prompt_len);
+                let rows = |tail: Tail| {
+                    tail.running_before(to, prefill) - tail.running_before(from, prefill)
+                };
+                Cell::of(rows(entering), rows(running), to - from)
+            };
+            (0..columns).map(cell).collect()
         });
-        let cells = |line: &[(u64, u64)]| {
-            line.iter()
-                .enumerate()
-                .map(|(column, &(entering, running))| {
-                    Cell::of(
-                        entering,
-                        running,
-                        width_of(column as u32, columns, prompt_len),
-                    )
-                })
-                .collect()
-        };
-        let lines = counts.chunks(columns.max(1) as usize).map(cells).collect();
         Self {
-            layers_before_cut: replay.first(),
-            lines,
+            layers_before_cut: planner.config().layers.first(),
+            lines: lines.collect(),
             columns,
         }
     }
 }
 
-/// Which of the columns holds a position.
-fn column_of(x: u32, columns: u32, prompt_len: u32) -> usize {
-    (u64::from(x) * u64::from(columns) / u64::from(prompt_len)) as usize
-}
-
-/// Positions in a column: those `x` for which `column_of` gives it.
-fn width_of(column: u32, columns: u32, prompt_len: u32) -> u64 {
-    let first =
-        |column: u32| (u64::from(column) * u64::from(prompt_len)).div_ceil(u64::from(columns));
-    first(column + 1) - first(column)
+/// The positions in a column, from the first to the one after the last: position `x` is in the column
+/// `x * columns / prompt_len`, rounded down.
+fn positions_of(column: u32, columns: u32, prompt_len: u32) -> (u32, u32) {
+    // At most `prompt_len`, as `column` is at most `columns`.
+    let first = |column: u32| {
+        (u64::from(column) * u64::from(prompt_len)).div_ceil(u64::from(columns)) as u32
+    };
+    (first(column), first(column + 1))
 }
 
 impl Cell {
-    fn of(entering: u64, running: u64, width: u64) -> Self {
+    fn of(entering: u32, running: u32, width: u32) -> Self {
+        let (running, width) = (u64::from(running), u64::from(width));
         match (entering, running) {
             (0, _) => Self::Skipped,
             (_, 0) => Self::KvOnly,

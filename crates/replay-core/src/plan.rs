@@ -44,6 +44,10 @@ pub(crate) struct LayerPlan {
 }
 
 impl StepPlan {
+    /// Numbers that the lists of a plan hold at most, over all layers: rows, offsets and KV bounds. In
+    /// bytes 1 GiB, which no step on a device comes near.
+    pub const MAX_NUMBERS: usize = 1 << 28;
+
     /// A plan without a request or a layer, to plan into.
     pub fn new() -> Self {
         Self::default()
@@ -173,7 +177,8 @@ impl LayerRows<'_> {
     }
 
     /// Where the running rows lie among the entering ones: with these indices every per-row tensor
-    /// of the entering rows is gathered, in place of what `out` held.
+    /// of the entering rows is gathered, in place of what `out` held. It grows to as many numbers as
+    /// rows run, also where all do.
     ///
     /// ```
     /// # use core::num::NonZeroU32;

@@ -126,6 +126,15 @@ impl Planner {
         self.tails.running(layer).len().map(RowCount::new)
     }
 
+    /// What enters each replay layer of an eager step, and what runs in it, from the cut on.
+    pub(crate) fn tails_in_layers(&self) -> impl Iterator<Item = (Tail, Tail)> {
+        let mut entering = Tail::All;
+        (0..self.config.layers.count()).map(move |layer| {
+            let running = self.tails.running(layer);
+            (core::mem::replace(&mut entering, running), running)
+        })
+    }
+
     /// Whether a graph breaks at the cut. Asked when the graph is captured and again, by planning,
     /// when it is launched; nothing but the graph enters, so the answers agree.
     pub const fn graph_breaks(&self, mode: GraphMode) -> bool {
@@ -142,7 +151,7 @@ impl Planner {
     ///
     /// # Errors
     ///
-    /// [`PlanError`] when the batch contradicts itself.
+    /// [`PlanError`] when the batch contradicts itself, or its plan is too large.
     pub fn plan(&self, requests: &[Request]) -> Result<StepPlan, PlanError> {
         let mut plan = StepPlan::new();
         self.plan_into(requests, &mut plan)?;
@@ -153,7 +162,7 @@ impl Planner {
     ///
     /// # Errors
     ///
-    /// [`PlanError`] when the batch contradicts itself; the plan is then empty.
+    /// [`PlanError`] when the batch contradicts itself, or its plan is too large; the plan is then empty.
     pub fn plan_into(&self, requests: &[Request], plan: &mut StepPlan) -> Result<(), PlanError> {
         self.plan_step(GraphMode::None, requests, plan)
     }
@@ -163,7 +172,8 @@ impl Planner {
     ///
     /// # Errors
     ///
-    /// [`PlanError`] when the batch contradicts itself or its graph; the plan is then empty.
+    /// [`PlanError`] when the batch contradicts itself or its graph, or its plan is too large; the plan
+    /// is then empty.
     pub fn plan_step(
         &self,
         mode: GraphMode,
@@ -171,17 +181,16 @@ impl Planner {
         plan: &mut StepPlan,
     ) -> Result<(), PlanError> {
         plan.clear(mode);
+        let breaks = self.graph_breaks(mode);
+        let may_trim = breaks || mode == GraphMode::None;
         let written = plan
             .push_whole_batch(requests)
-            .and_then(|n_rows| fits(mode, n_rows));
+            .and_then(|n_rows| fits(mode, n_rows))
+            .and_then(|()| self.push_layers(requests, may_trim, plan));
         if let Err(error) = written {
             plan.clear(GraphMode::None);
             return Err(error);
         }
-
-        let breaks = self.graph_breaks(mode);
-        let may_trim = breaks || mode == GraphMode::None;
-        self.push_layers(requests, may_trim, plan);
 
         plan.decision = if breaks {
             ReplayPlan::BreakOut(self.replay_batch(plan))
@@ -193,7 +202,12 @@ impl Planner {
         Ok(())
     }
 
-    fn push_layers(&self, requests: &[Request], may_trim: bool, plan: &mut StepPlan) {
+    fn push_layers(
+        &self,
+        requests: &[Request],
+        may_trim: bool,
+        plan: &mut StepPlan,
+    ) -> Result<(), PlanError> {
         // A tail that holds even the longest prompt drops nothing. Spares the loops over the requests
         // in all layers when no prompt is being prefilled, and in many when prompts are short.
         let longest = requests
@@ -203,7 +217,7 @@ impl Planner {
             .unwrap_or(0);
         let (mut ran, mut running) = (Tail::All, 0);
         let (mut had_written, mut kv_starts) =
-            (Tail::All, plan.push_kv_starts(requests, Tail::All));
+            (Tail::All, plan.push_kv_starts(requests, Tail::All)?);
         for layer in 0..self.config.layers.count() {
             let entering = running;
             let runs = if may_trim {
@@ -216,10 +230,10 @@ impl Planner {
                 self.tails.written(layer, may_trim).within(longest),
             );
             if runs != ran {
-                (ran, running) = (runs, plan.push_level(entering, requests, runs));
+                (ran, running) = (runs, plan.push_level(entering, requests, runs)?);
             }
             if written != had_written {
-                (had_written, kv_starts) = (written, plan.push_kv_starts(requests, written));
+                (had_written, kv_starts) = (written, plan.push_kv_starts(requests, written)?);
             }
             plan.layers.push(LayerPlan {
                 entering,
@@ -227,6 +241,7 @@ impl Planner {
                 kv_starts,
             });
         }
+        Ok(())
     }
 
     fn replay_batch(&self, plan: &StepPlan) -> ReplayBatch {

@@ -37,6 +37,9 @@ pub struct ReplayLayers {
 }
 
 impl ReplayLayers {
+    /// Layers of a model at most: far above any model's, and few enough to plan each by itself.
+    pub const MAX_MODEL_LAYERS: u32 = 4096;
+
     /// Finds the cut.
     ///
     /// Past the cut a row is touched by other rows through window attention alone, which is what
@@ -68,6 +71,9 @@ impl ReplayLayers {
         }
         match schedule.compress_ratios.get(cut as usize) {
             Some(&ratio) if ratio > 1 => Err(Unsupported::CutCompresses { cut, ratio }),
+            _ if num_layers > Self::MAX_MODEL_LAYERS => {
+                Err(Unsupported::TooManyLayers { num_layers })
+            }
             _ => Ok(Self {
                 first: cut,
                 depth: num_layers - 1 - cut,
@@ -140,5 +146,14 @@ pub enum Unsupported {
         cut: u32,
         /// Rows per compressed entry.
         ratio: u32,
+    },
+    /// More layers than are planned one by one.
+    #[error(
+        "no replay: expected at most {} layers, got {num_layers}",
+        ReplayLayers::MAX_MODEL_LAYERS
+    )]
+    TooManyLayers {
+        /// Layers of the model.
+        num_layers: u32,
     },
 }

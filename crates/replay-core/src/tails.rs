@@ -33,6 +33,8 @@
 //!
 //! The window's own lower end is therefore the tighter bound, and `replay_start` suffices.
 
+use core::num::NonZeroU32;
+
 use crate::{ReplayPolicy, Request};
 
 /// A policy on a model: which tail runs in each layer.
@@ -160,4 +162,28 @@ impl Tail {
             }
         }
     }
+
+    /// Rows below the position `x` that run in a cold prompt's prefill, over all chunks.
+    pub(crate) fn running_before(self, x: u32, prefill: Prefill) -> u32 {
+        let Prefill { prompt_len, chunk } = prefill;
+        let x = x.min(prompt_len);
+        match self {
+            Self::All => x,
+            Self::OfPrompt { len } => x.saturating_sub(prompt_len.saturating_sub(len)),
+            // The tail of a chunk holds its sampled rows: it is never shorter than these.
+            Self::OfStep { len, .. } => {
+                let start = x - x % chunk;
+                let end = start.saturating_add(chunk.get()).min(prompt_len);
+                let first = end.saturating_sub(len).max(start);
+                start / chunk * len.min(chunk.get()) + x.saturating_sub(first)
+            }
+        }
+    }
+}
+
+/// A cold prompt that is prefilled in chunks of the same length, the last one perhaps shorter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prefill {
+    pub(crate) prompt_len: u32,
+    pub(crate) chunk: NonZeroU32,
 }

@@ -2,7 +2,8 @@
 
 use std::num::NonZeroU32;
 
-use replay_core::{PrefillCost, ReplayPolicy, Share};
+use proptest::prelude::*;
+use replay_core::{PrefillCost, ReplayPolicy, Request, Share};
 
 use crate::models::planner;
 
@@ -75,4 +76,28 @@ fn the_released_geometry_runs_a_window_per_layer() {
     let taper: u64 = (0..20).map(|i| 1 + (19 - i) * 127).sum();
     assert_eq!(rows(ReplayPolicy::Exact), taper);
     assert_eq!(rows(ReplayPolicy::Off), 20 * 32_768);
+}
+
+proptest! {
+    /// The closed form counts what plans run, chunk by chunk.
+    #[test]
+    fn the_count_is_that_of_the_plans(
+        policy in prop::sample::select(ReplayPolicy::ALL.to_vec()),
+        (window, depth, sampled) in (1..=9u32, 1..=4u32, 1..=12u32),
+        (prompt_len, chunk) in (0..90u32, 1..=100u32),
+    ) {
+        let planner = planner(policy, window, depth, sampled);
+        let (mut running, mut kv_only) = (vec![0; depth as usize + 1], 0);
+        for start in (0..prompt_len).step_by(chunk as usize) {
+            let chunk = start..prompt_len.min(start + chunk);
+            let plan = planner.plan(&[Request::prefill(prompt_len, chunk)]).unwrap();
+            for (sum, layer) in running.iter_mut().zip(plan.layers()) {
+                *sum += u64::from(layer.running.n_rows().get());
+                kv_only += u64::from(layer.entering.n_rows().get() - layer.running.n_rows().get());
+            }
+        }
+        let cost = PrefillCost::of(&planner, prompt_len, NonZeroU32::new(chunk).unwrap());
+        prop_assert!(cost.rows_per_layer().eq(running));
+        prop_assert_eq!(cost.kv_row_layers(), kv_only);
+    }
 }

@@ -352,6 +352,8 @@ fn refusals() {
             replay_start: 8,
         },
         PlanError::TooManyRows { request: 3 },
+        PlanError::TooLarge { numbers: 1 << 40 },
+        PlanError::NoMemory { numbers: 1 << 20 },
         PlanError::GraphTooSmall {
             n_rows: 17,
             padded_rows: 16,
