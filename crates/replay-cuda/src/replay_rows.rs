@@ -243,7 +243,7 @@ pub(crate) struct ReplayArguments<'a> {
 /// |---|---|
 /// | a step that contradicts itself | wrong rows, positions and bounds |
 /// | more rows that run than the outputs hold | the first `max_rows` of them, and offsets up to there |
-/// | fewer slots than rows of the batch | the slot that writes nothing, for rows without one |
+/// | fewer slots than rows of the batch, if a request has a row | the slot that writes nothing, for rows without one |
 /// | a position from 2^31 on, when positions are i32 | its low 32 bits, a negative number |
 pub fn replay_rows_into(
     query: LayerQuery<'_>,
@@ -319,7 +319,8 @@ pub(crate) struct PadArguments<'a> {
 ///
 /// # Errors
 /// If the arguments do not fit each other. On the CPU also if the offsets of the requests descend, or
-/// there are fewer slots than rows of the batch; a CUDA device then pads those there are.
+/// there are fewer slots than rows of the batch; a CUDA device then pads those there are. Where no
+/// request has a row no slot is needed, wherever the offsets are.
 pub fn pad_rebuilt_slots_into(
     batch: &StepBatch<'_>,
     window: Window,

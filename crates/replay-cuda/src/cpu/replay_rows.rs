@@ -86,7 +86,10 @@ pub(crate) fn pad_slots(checked: &PadArguments<'_>) -> Result<()> {
         let mut begin = batch.first as usize;
         for request in &batch.requests {
             let rebuilt = request.rebuilt_rows(checked.window) as usize;
-            slots[begin..begin + rebuilt].fill(PAD_SLOT);
+            // Where no request has a row, offsets may lie anywhere, also past the slots.
+            if rebuilt > 0 {
+                slots[begin..begin + rebuilt].fill(PAD_SLOT);
+            }
             begin += request.query_len as usize;
         }
         write(list.tensor, &slots)?;
@@ -127,7 +130,7 @@ impl Batch {
         })
     }
 
-    /// Refuses slots that do not reach the last request's last row.
+    /// Refuses slots that do not reach the last request's last row. Requests without a row need none.
     fn expect_slots(&self, op: &'static str, operand: Operand, slots: usize) -> Result<()> {
         let lens = self.requests.iter().map(|r| r.query_len as usize);
         let n_rows = self.first as usize + lens.sum::<usize>();

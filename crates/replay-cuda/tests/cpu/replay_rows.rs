@@ -238,6 +238,16 @@ fn slots_that_do_not_reach_the_last_row_are_refused() {
     // Requests without a row need no slot, wherever their offsets are.
     let padding = Step::new(&[40, 40], [&[0], &[0], &[0]], &[0]);
     replay_rows_into(query, &padding.batch(), &slots, &out).unwrap();
+    for at in [26, 27, 40, u32::MAX] {
+        let padding = Step::new(&[at, at], [&[0], &[0], &[0]], &[0]);
+        pad_rebuilt_slots_into(&padding.batch(), window, &[&slots]).unwrap();
+        // A request of no new row after a hit.
+        let hit = Step::new(&[at, at], [&[20], &[20], &[8]], &[0]);
+        pad_rebuilt_slots_into(&hit.batch(), window, &[&slots]).unwrap();
+        replay_rows_into(query, &hit.batch(), &slots, &out).unwrap();
+    }
+    let untouched: Vec<i64> = (0..26).collect();
+    assert_eq!(slots.to_vec1::<i64>().unwrap(), untouched);
 }
 
 /// A position past 2^31 as an i32 would be negative, and rotate by another angle.
