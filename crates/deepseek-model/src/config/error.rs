@@ -39,7 +39,7 @@ pub enum ConfigError {
         /// Every broken rule, in the order of the checks.
         violations: Vec<Violation>,
     },
-    /// A field was set to what no file may hold.
+    /// A field was set to what no file may hold. The rule is named by the file's key.
     #[error("the configuration was changed since it was read: {0}")]
     Changed(Violation),
 }

@@ -91,8 +91,8 @@ pub struct LayerSchedule {
     pub engram: Option<usize>,
 }
 
-/// The decoder's configuration. Every rule is checked by [`Config::load`]; sizes that cannot be
-/// computed with are refused again by whatever takes a configuration, since a field may be changed.
+/// The decoder's configuration. Every rule is checked by [`Config::load`], and again by whatever takes
+/// a configuration, since a field may be changed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Rows of the embedding and of the head.
@@ -129,7 +129,7 @@ pub struct Config {
     pub rms_norm_eps: f64,
     /// `W`, rows of the sliding window.
     pub sliding_window: usize,
-    /// `n`, residual streams.
+    /// `n`, residual streams: 1 to 8.
     pub hc_mult: usize,
     /// Sinkhorn iterations of the stream mixing.
     pub hc_sinkhorn_iters: usize,

@@ -13,11 +13,12 @@ use super::{
     fields::{Fields, token_id},
     variant,
 };
+use crate::ops::MAX_STREAMS;
 
 /// Largest number of layers.
-pub(super) const MAX_LAYERS: usize = 1024;
+const MAX_LAYERS: usize = 1024;
 /// Longest n-gram.
-pub(super) const MAX_NGRAM: usize = 64;
+const MAX_NGRAM: usize = 64;
 
 /// What the file says; `None` where a violation was noted.
 pub(super) struct Raw {
@@ -105,7 +106,7 @@ impl Raw {
             swiglu_limit: f.number("swiglu_limit", "a number, 0 or above", |x| x >= 0.0),
             rms_norm_eps: f.number("rms_norm_eps", "a number, 0 or above", |x| x >= 0.0),
             sliding_window: f.up_to("sliding_window", replay_core::Window::MAX as usize),
-            hc_mult: f.count("hc_mult"),
+            hc_mult: f.up_to("hc_mult", MAX_STREAMS),
             hc_sinkhorn_iters: f.count("hc_sinkhorn_iters"),
             hc_eps: f.number("hc_eps", "a number, 0 or above", |x| x >= 0.0),
             index_heads: f.count("index_n_heads"),

@@ -27,6 +27,32 @@ pub(super) fn check(
             v.as_u64().filter(|&n| n == 1)
         });
     }
+    for (key, expected, only) in [
+        ("first_k_dense_replace", "0 (every layer has experts)", 0),
+        ("moe_layer_freq", "1 (every layer has experts)", 1),
+        ("n_hash_layers", "0 (no layer routes by token id)", 0),
+        ("num_hash_layers", "0 (no layer routes by token id)", 0),
+    ] {
+        f.optional(key, expected, only, |v| v.as_u64().filter(|&n| n == only));
+    }
+    f.optional("gate_temp", "1 (router logits are not divided)", 1.0, |v| {
+        v.as_f64().filter(|&x| x == 1.0)
+    });
+    for key in [
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "logit_softcap",
+    ] {
+        f.optional(key, "0 or null (nothing is capped)", 0.0, |v| {
+            v.as_f64().filter(|&x| x == 0.0)
+        });
+    }
+    for (key, expected) in [
+        ("use_qk_norm", "true (queries and keys are normed)"),
+        ("rope_interleave", "true (neighbouring channels are a pair)"),
+    ] {
+        f.optional(key, expected, true, |v| v.as_bool().filter(|&set| set));
+    }
     only_text(f, "hidden_act", "silu");
     only_text(f, "topk_method", "noaux_tc");
     only_false(

@@ -38,7 +38,7 @@ pub use faults::Site;
 pub(crate) use faults::{FaultWord, Faults};
 pub(crate) use index::{Choice, IndexKeys, IndexQueries, Level, choose_entries};
 pub(crate) use linear::{Linear, grouped_linear};
-pub(crate) use mhc::{Mix, collapse_norm, expand, expand_norm, mix};
+pub(crate) use mhc::{MAX_STREAMS, Mix, collapse_norm, expand, expand_norm, mix};
 pub(crate) use norm::rms_norm;
 pub(crate) use rope::{RopeFrequencies, RopeTable, rotate_heads, rotate_own_heads};
 pub use round::{Rounding, round_groups};

@@ -171,6 +171,14 @@ fn keys_of_the_one_supported_variant() {
         text["architectures"] = json!([]);
         text["n_group"] = 1.into();
         text["topk_group"] = Value::Null;
+        text["gate_temp"] = 1.into();
+        text["first_k_dense_replace"] = 0.into();
+        text["moe_layer_freq"] = 1.into();
+        text["n_hash_layers"] = 0.into();
+        text["final_logit_softcapping"] = Value::Null;
+        text["logit_softcap"] = json!(0.0);
+        text["use_qk_norm"] = true.into();
+        text["rope_interleave"] = true.into();
         text["attention_bias"] = false.into();
         text["quantization_config"] = json!({ "fmt": "e4m3" });
         text["rope_scaling"]["rope_type"] = "yarn".into();
@@ -184,6 +192,13 @@ fn keys_of_the_one_supported_variant() {
     ] {
         changed(|text| text["architectures"] = json!([name])).unwrap();
     }
+}
+
+/// As many streams as a mixing site has room for, on every device.
+#[test]
+fn eight_streams() {
+    let config = changed(|text| text["hc_mult"] = 8.into()).unwrap();
+    assert_eq!(config.hc_mult, 8);
 }
 
 #[test]

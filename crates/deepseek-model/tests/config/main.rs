@@ -1,6 +1,7 @@
 //! Reading configurations: what is understood, what is refused, and in which words.
 
 mod accepted;
+mod changed;
 mod refused;
 
 use std::{error::Error, path::Path};

@@ -471,6 +471,8 @@ fn far_too_few_tensors() {
     let mut config = config();
     config.num_experts = 4096;
     config.layers = vec![config.layers[0]; 1024];
+    config.candidates = None;
+    config.engram = None;
     let dir = single(&tensors());
     let error = load(dir.path(), &config, DType::F32).unwrap_err();
     insta::assert_snapshot!(
