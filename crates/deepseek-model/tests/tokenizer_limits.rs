@@ -133,6 +133,94 @@ fn a_table_that_announces_more_than_it_has_is_refused() {
     insta::assert_snapshot!(refusal(nested), @r#"the tokenizers crate 0.23 cannot read the normalizer "Sequence" of NFC, ? of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 4294967295 bytes, expected at most the 4 that follow"#);
 }
 
+fn replace(pattern: &str, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"String": pattern}, "content": content})
+}
+
+fn with_normalizer(normalizer: Value) -> Result<Tokenizer, TokenizerError> {
+    load_changed(|file| file["normalizer"] = normalizer)
+}
+
+/// Three replacements of a letter by a thousand make a gigabyte of it, of an added token while the
+/// file is read.
+#[test]
+fn steps_that_make_a_text_grow_without_bound_are_refused() {
+    let bomb = || replace("o", &"o".repeat(1000));
+    let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
+    let mut texts = String::new();
+    for normalizer in [
+        sequence(&[bomb(), bomb(), bomb()]),
+        sequence(&[bomb(), sequence(&[replace("ab", "abcd")])]),
+        replace("o", &"o".repeat(1025)),
+        // May match what is empty, beside every byte.
+        json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "o".repeat(1024)}),
+        json!({"type": "Prepend", "prepend": "o".repeat(1024)}),
+        // A trie of one entry and a replacement of 1025 bytes, all 0x01.
+        json!({"type": "Precompiled", "precompiled_charsmap": format!("BAAAAAAAAA{}", "EBAQ".repeat(342))}),
+    ] {
+        texts += &refusal(with_normalizer(normalizer));
+        texts.push('\n');
+    }
+    let decoder = load_changed(|file| {
+        file["decoder"] = json!({"type": "Sequence", "decoders": [bomb(), bomb()]});
+    });
+    texts += &refusal(decoder);
+    insta::assert_snapshot!(texts, @r#"
+    the normalizer "Sequence" of Replace, Replace, Replace of tokenizer.json can make 1000000000 bytes or more of one, expected at most 1024
+    the normalizer "Sequence" of Replace, Sequence of tokenizer.json can make 2000 bytes or more of one, expected at most 1024
+    the normalizer "Replace" of tokenizer.json can make 1025 bytes or more of one, expected at most 1024
+    the normalizer "Replace" of tokenizer.json can make 1025 bytes or more of one, expected at most 1024
+    the normalizer "Prepend" of tokenizer.json can make 1025 bytes or more of one, expected at most 1024
+    the normalizer "Precompiled" of tokenizer.json can make 1025 bytes or more of one, expected at most 1024
+    the decoder "Sequence" of Replace, Replace of tokenizer.json can make 1000000 bytes or more of one, expected at most 1024
+    "#);
+
+    // As known files have them.
+    with_normalizer(sequence(&[
+        json!({"type": "Prepend", "prepend": "▁"}),
+        replace(" ", "▁"),
+        replace("``", "\""),
+        json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
+        json!({"type": "NFKC"}),
+    ]))
+    .unwrap();
+}
+
+/// A step below the bound of a file can still make gigabytes of a long text.
+#[test]
+fn a_text_that_would_grow_past_all_memory_is_refused() {
+    let tokenizer = with_normalizer(replace("o", &"ab".repeat(500))).unwrap();
+    assert_eq!(tokenizer.encode("o").unwrap().len(), 1000);
+    let error = tokenizer.encode(&"o".repeat(100_000)).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.ends_with("could make 100101000 bytes of a text of 100000, expected at most 67108864"),
+        "{text}"
+    );
+    // Parts of a text between special tokens add up.
+    let parts = "<｜end▁of▁sentence｜>oooooooooooooooooooo".repeat(4000);
+    let error = tokenizer.encode(&parts).unwrap_err();
+    assert!(matches!(error, TokenizerError::Grown { .. }), "{error}");
+}
+
+/// The library would count on from the vocabulary's end, and texts would have other ids than the file
+/// says.
+#[test]
+fn an_added_token_keeps_its_id_or_is_refused() {
+    let with_id = |id: u64| {
+        load_changed(move |file| {
+            file["added_tokens"].as_array_mut().unwrap().push(json!({
+                "id": id, "content": "<new>", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            }));
+        })
+    };
+    let next = tokenizer().vocab_size() as u64;
+    with_id(next).unwrap();
+    insta::assert_snapshot!(refusal(with_id(u64::from(u32::MAX))), @r#"tokenizer.json gives the added token "<new>" the id 4294967295, which the tokenizers crate 0.23 makes 288: expected ids that follow those of the vocabulary without a gap"#);
+    insta::assert_snapshot!(refusal(with_id(77)), @r#"tokenizer.json gives the added token "<new>" the id 77, which the tokenizers crate 0.23 makes 288: expected ids that follow those of the vocabulary without a gap"#);
+}
+
 /// Dropout belongs to training: left on, each call gives a text other ids.
 #[test]
 fn dropout_in_the_file_is_ignored() {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::growth::MAX_GROWTH;
 use crate::config::{Violation, Violations, unreadable};
 
 /// The release of the `tokenizers` crate this one is built with, for error messages: a file that
@@ -51,6 +52,51 @@ pub enum TokenizerError {
         part: String,
         /// What the crate said.
         reason: String,
+    },
+    /// A part that can make so much of a text that memory runs out.
+    #[error(
+        "the {part} of {} can make {growth} bytes or more of one, expected at most {MAX_GROWTH}",
+        path.display()
+    )]
+    Growth {
+        /// The file.
+        path: PathBuf,
+        /// The part, with its type.
+        part: String,
+        /// Bytes that all its steps together can make of one.
+        growth: usize,
+    },
+    /// A text that the normalizer could make so long that memory runs out.
+    #[error(
+        "the normalizer of {} could make {could} bytes of a text of {bytes}, expected at most {max}",
+        path.display()
+    )]
+    Grown {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the text.
+        bytes: usize,
+        /// Bytes that the next step could have made of it.
+        could: usize,
+        /// Bytes that are accepted.
+        max: usize,
+    },
+    /// An added token that would get another id than the file says.
+    #[error(
+        "{} gives the added token {token:?} the id {id}, which the tokenizers crate \
+         {LIBRARY_VERSION} makes {renumbered}: expected ids that follow those of the vocabulary \
+         without a gap",
+        path.display()
+    )]
+    Renumbered {
+        /// The file.
+        path: PathBuf,
+        /// The token, or its beginning.
+        token: String,
+        /// Its id in the file.
+        id: u64,
+        /// The id that texts would have.
+        renumbered: u32,
     },
     /// Two tokens of one id: it would be read as either.
     #[error(

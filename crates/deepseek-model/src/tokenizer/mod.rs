@@ -8,6 +8,7 @@ mod bound;
 mod bytes;
 mod charsmap;
 mod error;
+mod growth;
 mod panics;
 mod refusal;
 mod shared;
@@ -25,6 +26,7 @@ use crate::config::{
 };
 use error::cut;
 pub use error::{LIBRARY_VERSION, TokenizerError};
+use growth::Bounded;
 pub use panics::catches_panics;
 use panics::caught;
 use refusal::{describe, refusal};
@@ -51,8 +53,8 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Each failure names the file: it cannot be read, is no regular file or longer than 512 MiB, is
-    /// not whole JSON, holds a part that the `tokenizers` crate does not know, or gives two tokens one
-    /// id.
+    /// not whole JSON, holds a part that the `tokenizers` crate does not know or that can make more
+    /// than 1024 bytes of one, gives two tokens one id, or an added token an id that it would not keep.
     ///
     /// That crate answers some damaged files with a panic. It becomes an error here like any other,
     /// but the panic hook sees it first: see [`catches_panics`].
@@ -82,6 +84,16 @@ impl Tokenizer {
             part: describe("normalizer", normalizer),
             reason,
         })?;
+        for (name, part) in [("normalizer", normalizer), ("decoder", &value["decoder"])] {
+            let growth = growth::growth(part);
+            if growth > growth::MAX_GROWTH {
+                return Err(TokenizerError::Growth {
+                    path: path.to_owned(),
+                    part: describe(name, part),
+                    growth,
+                });
+            }
+        }
         let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(bytes))
             .map_err(|reason| refusal(&value, path, reason))?;
         if let ModelWrapper::BPE(model) = inner.get_model()
@@ -96,6 +108,7 @@ impl Tokenizer {
             .with_truncation(None)
             .expect("only a stride longer than the truncation is refused");
         shared::check_ids_differ(&inner, path)?;
+        shared::check_ids_stay(&inner, &value["added_tokens"], path)?;
         let vocab_size = inner.get_vocab_size(true);
         let longest = bound::longest_token_bytes(&inner);
         Ok(Self {
@@ -117,8 +130,24 @@ impl Tokenizer {
     /// That suits a text that goes on from another one. A prompt begins with the beginning-of-text
     /// token, which models expect: [`Self::encode_with_bos`] puts it there. The spelling of a special
     /// token within the text becomes that token.
+    ///
+    /// # Errors
+    /// If a part of the text has no token, or all of it has none; if the normalizer could make a text of
+    /// more than 64 MiB, and more than eight times as long, of it; or if the `tokenizers` crate fails.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let words = caught(|| self.words(text)).map_err(|reason| self.failed("encode", reason))?;
+        let bounded = self.inner.get_normalizer();
+        let bounded = bounded.map(|normalizer| Bounded::new(normalizer, text.len()));
+        let words = caught(|| self.words(text, bounded.as_ref()));
+        if let Some((could, max)) = bounded.as_ref().and_then(Bounded::refused) {
+            let (path, bytes) = (self.path.clone(), text.len());
+            return Err(TokenizerError::Grown {
+                path,
+                bytes,
+                could,
+                max,
+            });
+        }
+        let words = words.map_err(|reason| self.failed("encode", reason))?;
         let mut ids = Vec::new();
         for (word, place, tokens) in words.get_splits(OffsetReferential::Original, OffsetType::Byte)
         {
@@ -172,10 +201,18 @@ impl Tokenizer {
 
     /// The words of a text with their tokens: the steps of the library's own `encode`, which does
     /// not tell what it leaves out.
-    fn words(&self, text: &str) -> Result<PreTokenizedString, tokenizers::Error> {
+    fn words(
+        &self,
+        text: &str,
+        normalizer: Option<&Bounded<'_>>,
+    ) -> Result<PreTokenizedString, tokenizers::Error> {
         let (tokenizer, model) = (&self.inner, self.inner.get_model());
         let added = tokenizer.get_added_vocabulary();
-        let mut words = added.extract_and_normalize(tokenizer.get_normalizer(), text);
+        let mut words = added.extract_and_normalize(normalizer, text);
+        // What was given up needs no tokens.
+        if normalizer.is_some_and(|bounded| bounded.refused().is_some()) {
+            return Ok(words);
+        }
         if let Some(splitter) = tokenizer.get_pre_tokenizer() {
             splitter.pre_tokenize(&mut words)?;
         }

@@ -1,6 +1,8 @@
-//! Tokens that share an id.
+//! Tokens that share an id, or lose theirs.
 
 use std::{collections::HashMap, path::Path};
+
+use serde_json::Value;
 
 use super::error::{TokenizerError, cut};
 
@@ -29,4 +31,31 @@ pub(super) fn check_ids_differ(
             id,
         }),
     }
+}
+
+/// Refuses an added token whose id in the file is not the one it has: the library counts those that
+/// the vocabulary lacks on from its end, whatever the file says.
+pub(super) fn check_ids_stay(
+    tokenizer: &tokenizers::Tokenizer,
+    added: &Value,
+    path: &Path,
+) -> Result<(), TokenizerError> {
+    for token in added.as_array().into_iter().flatten() {
+        let (Some(id), Some(content)) = (token["id"].as_u64(), token["content"].as_str()) else {
+            continue;
+        };
+        // One without a text has no id at all.
+        match tokenizer.token_to_id(content) {
+            Some(renumbered) if u64::from(renumbered) != id => {
+                return Err(TokenizerError::Renumbered {
+                    path: path.to_owned(),
+                    token: cut(content),
+                    id,
+                    renumbered,
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }

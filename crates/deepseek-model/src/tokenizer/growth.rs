@@ -1,0 +1,112 @@
+//! How much longer than a text its normalized form can be: parts of the file replace text by text of
+//! any length.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use serde_json::Value;
+use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
+
+use super::charsmap;
+
+/// Bytes that the steps of a part may make of one, all of them together. The longest of known files is
+/// below 200.
+pub(super) const MAX_GROWTH: usize = 1024;
+/// Bytes of a normalized text that are never too many.
+const ALWAYS: usize = 64 << 20;
+/// Times a text's own length that are never too many. Blanks become three bytes in known files.
+const TIMES: usize = 8;
+
+/// Bytes that a normalizer or decoder can make of one byte, or more: those of the steps multiplied.
+/// What the library knows by itself (Unicode forms, lower case) is bounded and not counted.
+pub(super) fn growth(part: &Value) -> usize {
+    let steps = [&part["normalizers"], &part["decoders"]];
+    let steps = steps.into_iter().filter_map(Value::as_array).flatten();
+    let product = steps.map(growth).fold(1, usize::saturating_mul);
+    product.saturating_mul(growth_of_step(part))
+}
+
+/// The library knows some steps by their keys alone, so the type is not asked for.
+fn growth_of_step(step: &Value) -> usize {
+    let bytes = |key: &str| step[key].as_str().map_or(0, str::len);
+    let replaced = match (step["content"].as_str(), &step["pattern"]["String"]) {
+        (Some(content), Value::String(pattern)) if !pattern.is_empty() => {
+            content.len().div_ceil(pattern.len()).max(1)
+        }
+        // An expression may match what is empty, so beside every byte.
+        (Some(content), _) => content.len().saturating_add(1),
+        (None, _) => 1,
+    };
+    let table = step["precompiled_charsmap"].as_str();
+    let longest = table.and_then(charsmap::longest_replacement).unwrap_or(1);
+    replaced
+        .saturating_mul(bytes("prepend").saturating_add(1))
+        .saturating_mul(longest.max(1))
+}
+
+/// A normalizer that stops before a step whose result could be too long.
+pub(super) struct Bounded<'a> {
+    normalizer: &'a NormalizerWrapper,
+    max: usize,
+    /// Bytes of the parts of the text that are done.
+    done: AtomicUsize,
+    /// Bytes that were one step away; 0 while none is refused.
+    refused: AtomicUsize,
+}
+
+impl<'a> Bounded<'a> {
+    /// For a text of so many bytes.
+    pub(super) fn new(normalizer: &'a NormalizerWrapper, text_bytes: usize) -> Self {
+        Self {
+            normalizer,
+            max: text_bytes.saturating_mul(TIMES).max(ALWAYS),
+            done: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
+        }
+    }
+
+    /// Bytes that the text could have had, and the most it may have, if it was given up.
+    pub(super) fn refused(&self) -> Option<(usize, usize)> {
+        let could = self.refused.load(Relaxed);
+        (could > 0).then_some((could, self.max))
+    }
+
+    fn step(
+        &self,
+        step: &NormalizerWrapper,
+        text: &mut NormalizedString,
+    ) -> tokenizers::Result<()> {
+        if let NormalizerWrapper::Sequence(steps) = step {
+            return steps.as_ref().iter().try_for_each(|s| self.step(s, text));
+        }
+        if self.refused().is_some() {
+            return Ok(());
+        }
+        let bytes = text.get().len();
+        // Before, between and after all bytes.
+        let most = match step {
+            NormalizerWrapper::Replace(step) => {
+                bytes.saturating_add(1).saturating_mul(step.content.len())
+            }
+            NormalizerWrapper::Prepend(step) => step.prepend.len(),
+            _ => 0,
+        };
+        let could = self
+            .done
+            .load(Relaxed)
+            .saturating_add(bytes)
+            .saturating_add(most);
+        if could > self.max {
+            self.refused.store(could, Relaxed);
+            return Ok(());
+        }
+        step.normalize(text)
+    }
+}
+
+impl Normalizer for Bounded<'_> {
+    fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        self.step(self.normalizer, text)?;
+        self.done.fetch_add(text.get().len(), Relaxed);
+        Ok(())
+    }
+}
