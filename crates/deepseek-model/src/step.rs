@@ -5,16 +5,20 @@ use candle_core::Tensor;
 use crate::{cache::SequenceId, memory::Shortage};
 
 /// Which output rows of a request are turned into logits.
+///
+/// Of a prompt these may be the last [`CacheOptions::sampled_rows`](crate::CacheOptions::sampled_rows),
+/// in whichever chunks they lie. Rows before them are refused unless the policy is `Off` or the
+/// sequence [keeps its rows](crate::SequenceOptions::keeps_rows): they have been dropped, or are there
+/// for their window KV alone and have no window of their own to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitRows {
     /// None: a prefill chunk that is not the last.
     None,
     /// The last row.
     Last,
-    /// The last so many rows, or all if the request has fewer. Of a prompt, no more than
-    /// [`CacheOptions::sampled_rows`](crate::CacheOptions::sampled_rows) are sure to be there.
+    /// The last so many rows, or all if the request has fewer.
     Tail(usize),
-    /// Every row; prefill rows only of a sequence that keeps them.
+    /// Every row.
     All,
 }
 
@@ -156,14 +160,16 @@ pub enum StepError {
         /// What there is.
         shortage: Shortage,
     },
-    /// Logits of rows that the policy drops.
+    /// Logits of rows that the policy drops, or keeps for the next rows alone.
     #[error(
-        "step: request {request} reads prefill rows that {policy} drops: read the last rows of the last chunk only (CacheOptions::sampled_rows), or add the sequence with keeps_rows"
+        "step: request {request} reads prefill rows that {policy} may drop: expected at most the last {sampled_rows} of the prompt (CacheOptions::sampled_rows), or a sequence with keeps_rows"
     )]
     ReadsDroppedRows {
         /// Index of the request in the step.
         request: usize,
         /// The cache's policy.
         policy: replay_core::ReplayPolicy,
+        /// Rows at the end of a prompt that may be read.
+        sampled_rows: usize,
     },
 }

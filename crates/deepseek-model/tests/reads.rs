@@ -103,29 +103,35 @@ fn exact_rows_are_right_however_many_are_read() {
 
 #[test]
 fn the_rows_of_a_prompt_tail_do_not_depend_on_the_chunks() {
-    let read = |chunks| prefill(ReplayPolicy::PromptTail, 1, chunks, LogitRows::Tail(7)).unwrap();
+    // As many as the shortest last chunk has.
+    let tail = LogitRows::Tail(7);
+    let read = |chunks| prefill(ReplayPolicy::PromptTail, 7, chunks, tail).unwrap();
     let one = read(CHUNKINGS[0]);
     for chunks in &CHUNKINGS[1..] {
         assert_close(&format!("{chunks:?}"), &read(chunks), &one, 1e-4);
     }
 }
 
+/// A bounded policy keeps a window of rows for their KV. Those before the sampled ones have no window of
+/// their own to read, so that their logits look right and are not.
 #[test]
-fn rows_that_a_policy_drops_cannot_be_read() {
+fn rows_before_the_sampled_ones_cannot_be_read() {
     use ReplayPolicy::{Exact, PromptTail, StepTail};
-    let read = |policy, sampled, rows| {
-        prefill(policy, sampled, &[40, 40], LogitRows::Tail(rows)).map(drop)
+    let read = |policy, sampled: usize, rows| {
+        let tail = LogitRows::Tail(rows);
+        prefill(policy, sampled as u32, &[40, 40], tail).map(drop)
     };
-    for (policy, sampled, most) in [
-        (Exact, 1, 1),
-        (Exact, 3, 3),
-        (PromptTail, 1, WINDOW),
-        (PromptTail, 13, 13),
-        (StepTail, 1, WINDOW),
-        (StepTail, 13, 13),
+    for (policy, sampled) in [
+        (Exact, 1),
+        (Exact, 3),
+        (PromptTail, 1),
+        (PromptTail, WINDOW),
+        (PromptTail, 13),
+        (StepTail, 1),
+        (StepTail, 13),
     ] {
-        read(policy, sampled, most).unwrap();
-        let error = read(policy, sampled, most + 1).unwrap_err();
+        read(policy, sampled, sampled).unwrap();
+        let error = read(policy, sampled, sampled + 1).unwrap_err();
         let refusal = error.downcast_ref::<Error>();
         assert!(
             matches!(
@@ -137,19 +143,34 @@ fn rows_that_a_policy_drops_cannot_be_read() {
     }
 }
 
-/// A chunk that ends before the prompt has an output under `PromptTail` only within the tail.
+/// A chunk that ends before the prompt has sampled rows if it ends among the prompt's last ones, and
+/// these are there.
 #[test]
-fn a_chunk_before_the_tail_has_no_output() {
+fn sampled_rows_can_lie_in_a_chunk_before_the_last() {
     let tokens = Expected::load("fp4-s1").ids("tokens");
-    let first_chunk = |rows| {
-        let (mut cache, sequence) = cache(ReplayPolicy::PromptTail, 1);
+    let sampled = WINDOW as u32;
+    let first_chunk = |policy, rows, logits| {
+        let (mut cache, sequence) = cache(policy, sampled);
         let requests = [StepRequest {
             sequence,
             tokens: &tokens[..rows],
-            logits: LogitRows::Last,
+            logits,
         }];
-        MODEL.forward(&requests, &mut cache).is_ok()
+        let output = MODEL.forward(&requests, &mut cache).ok()?;
+        Some(flat(&output.logits))
     };
-    assert!(first_chunk(PROMPT - WINDOW + 1));
-    assert!(!first_chunk(PROMPT - WINDOW));
+    for policy in [
+        ReplayPolicy::Exact,
+        ReplayPolicy::PromptTail,
+        ReplayPolicy::StepTail,
+    ] {
+        let of = |rows, logits| first_chunk(policy, rows, logits);
+        let read = of(PROMPT - 2, LogitRows::Tail(WINDOW - 2)).unwrap();
+        assert!(read.iter().all(|logit| logit.is_finite()), "{policy}");
+        of(PROMPT - WINDOW + 1, LogitRows::Last).unwrap();
+        assert_eq!(of(PROMPT - WINDOW, LogitRows::Last), None, "{policy}");
+        assert_eq!(of(PROMPT - 2, LogitRows::Tail(WINDOW - 1)), None);
+        assert_eq!(of(PROMPT - 2, LogitRows::All), None, "{policy}");
+        of(PROMPT - WINDOW, LogitRows::None).unwrap();
+    }
 }

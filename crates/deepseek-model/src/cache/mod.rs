@@ -49,8 +49,8 @@ pub struct CacheOptions {
     /// How prefill is cut short. One policy for the life of a cache: window KV written under one
     /// is not what another expects.
     pub policy: ReplayPolicy,
-    /// Rows at the end of a prompt whose outputs are read: 1 to sample what follows it. The
-    /// policies keep as many rows as these need.
+    /// Rows at the end of a prompt whose outputs are read: 1 to sample what follows it. The policies
+    /// keep as many rows as these need, and a step that reads others is refused, except under `Off`.
     pub sampled_rows: NonZeroU32,
 }
 

@@ -92,12 +92,17 @@ impl KvCache {
             .into());
         }
         let prefill = start < prompt_len;
-        let first_read = end - request.logits.count(request.tokens.len());
-        let reads_dropped = first_read < self.planner.first_output(start, end, prompt_len);
-        if prefill && !sequence.options.keeps_rows && reads_dropped {
+        let read = request.logits.count(request.tokens.len());
+        if let Some(sampled_rows) = self.planner.readable_rows()
+            && prefill
+            && !sequence.options.keeps_rows
+            && read > 0
+            && prompt_len - (end - read) > sampled_rows
+        {
             return Err(StepError::ReadsDroppedRows {
                 request: i,
                 policy: self.policy(),
+                sampled_rows,
             }
             .into());
         }

@@ -1,6 +1,6 @@
 //! Sizes with binary units, written and read.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, num::IntErrorKind, str::FromStr};
 
 /// A number of bytes: `1.5 GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,11 +35,16 @@ impl FromStr for Bytes {
     /// A number of bytes, or of a unit that follows it, with or without a space.
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || "expected bytes, such as 1000000000, 512MiB or 1.5GiB".to_owned();
+        let too_large = || "expected less than 16777216TiB".to_owned();
         let unit = UNITS
             .iter()
             .find_map(|(unit, size)| Some((text.strip_suffix(unit)?, *size)));
         let Some((number, size)) = unit else {
-            return text.parse().map(Self).map_err(|_| expected());
+            let bytes = text.parse::<u64>().map(Self);
+            return bytes.map_err(|error| match error.kind() {
+                IntErrorKind::PosOverflow => too_large(),
+                _ => expected(),
+            });
         };
         let number = number.trim_end();
         let digits = |c: char| c.is_ascii_digit() || c == '.';
@@ -52,7 +57,7 @@ impl FromStr for Bytes {
         if bytes < u64::MAX as f64 {
             Ok(Self(bytes as u64))
         } else {
-            Err("expected a smaller number".to_owned())
+            Err(too_large())
         }
     }
 }
@@ -91,7 +96,10 @@ mod tests {
                 "{text}"
             );
         }
-        let refused = "99999999999TiB".parse::<Bytes>().unwrap_err();
-        assert_eq!(refused, "expected a smaller number");
+        for text in ["99999999999TiB", "16777216TiB", "18446744073709551616"] {
+            let refused = text.parse::<Bytes>().unwrap_err();
+            assert_eq!(refused, "expected less than 16777216TiB", "{text}");
+        }
+        assert_eq!("18446744073709551615".parse(), Ok(Bytes(u64::MAX)));
     }
 }

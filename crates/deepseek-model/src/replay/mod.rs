@@ -52,22 +52,12 @@ impl ReplayPlanner {
         self.policy
     }
 
-    /// The first position of the prefill chunk `start..end` whose output is sure to be there; `end`
-    /// if none is.
-    pub(crate) fn first_output(&self, start: usize, end: usize, prompt_len: usize) -> usize {
-        let Some(planner) = &self.planner else {
-            return start;
-        };
-        let config = planner.config();
-        let sampled = config.sampled_rows.get() as usize;
-        let kept = sampled.max(config.window.get() as usize);
-        let first = match self.policy {
-            ReplayPolicy::Off => start,
-            ReplayPolicy::StepTail => end.saturating_sub(kept),
-            ReplayPolicy::PromptTail => prompt_len.saturating_sub(kept),
-            ReplayPolicy::Exact => prompt_len.saturating_sub(sampled),
-        };
-        first.clamp(start, end)
+    /// How many rows at the end of a prompt may be read; `None` for all. A bounded policy keeps more,
+    /// a window of them: for the window KV, and with results of their own that lack what was dropped
+    /// before them.
+    pub(crate) fn readable_rows(&self) -> Option<usize> {
+        let planner = self.planner.as_ref()?;
+        Some(planner.config().sampled_rows.get() as usize)
     }
 
     /// The first row of a prompt that runs in the layer at the cut; 0 under `Off`.
