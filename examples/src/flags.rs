@@ -1,7 +1,7 @@
 //! From a command line to flags, and what a refusal says: which flag, what came, what would do.
 
 use std::ffi::OsString;
-use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
+use std::num::{IntErrorKind, NonZeroU32, NonZeroUsize, ParseIntError};
 use std::str::FromStr;
 
 use clap::Parser;
@@ -48,14 +48,39 @@ where
     })
 }
 
+/// A type of whole numbers that a flag takes, with the largest.
+pub(crate) trait Whole: FromStr<Err = ParseIntError> {
+    const MOST: u64;
+}
+
+impl Whole for u32 {
+    const MOST: u64 = u32::MAX as u64;
+}
+
+impl Whole for u64 {
+    const MOST: u64 = u64::MAX;
+}
+
+impl Whole for usize {
+    const MOST: u64 = usize::MAX as u64;
+}
+
+impl Whole for NonZeroU32 {
+    const MOST: u64 = u32::MAX as u64;
+}
+
+impl Whole for NonZeroUsize {
+    const MOST: u64 = usize::MAX as u64;
+}
+
 /// Parses the whole number of a flag. The standard library's message for one that is none, "invalid
 /// digit found in string", does not say what would do.
-pub(crate) fn whole<N: FromStr<Err = ParseIntError>>(text: &str) -> Result<N, String> {
+pub(crate) fn whole<N: Whole>(text: &str) -> Result<N, String> {
     from(0, text)
 }
 
 /// The same for a `NonZero` number.
-pub(crate) fn counting<N: FromStr<Err = ParseIntError>>(text: &str) -> Result<N, String> {
+pub(crate) fn counting<N: Whole>(text: &str) -> Result<N, String> {
     from(1, text)
 }
 
@@ -77,9 +102,9 @@ pub(crate) fn one_of_policies(text: &str) -> Result<ReplayPolicy, String> {
 }
 
 /// `least` is the smallest number of the type.
-fn from<N: FromStr<Err = ParseIntError>>(least: u8, text: &str) -> Result<N, String> {
+fn from<N: Whole>(least: u8, text: &str) -> Result<N, String> {
     text.parse().map_err(|error: N::Err| match error.kind() {
-        IntErrorKind::PosOverflow => "expected a smaller number".to_owned(),
+        IntErrorKind::PosOverflow => format!("expected at most {}", N::MOST),
         _ => format!("expected a whole number, {least} or more"),
     })
 }

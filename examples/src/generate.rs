@@ -117,11 +117,8 @@ pub struct GenerateArgs {
     /// Print one JSON object per prompt instead of text; --help lists its fields.
     #[arg(long)]
     pub json: bool,
-    /// Which steps run in CUDA graphs.
-    #[command(flatten)]
-    pub graphs: GraphArgs,
     /// Measure where the time of the steps goes, and print it on standard error: on a GPU its own time,
-    /// by events.
+    /// by events. What is left of a step, as what the host does between phases, is listed as other.
     #[arg(long)]
     pub profile: bool,
     /// Draw, on standard error, which prompt rows ran in which layers, and say what took which
@@ -136,6 +133,10 @@ pub struct GenerateArgs {
     /// estimated from above. On the CPU these two do not. Tables of n-grams stay in their files.
     #[arg(long, value_name = "BYTES", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
     pub memory_limit: Option<Bytes>,
+    // The last: its heading holds for all flags that follow it.
+    /// Which steps run in CUDA graphs.
+    #[command(flatten)]
+    pub graphs: GraphArgs,
 }
 
 /// Runs the program.
@@ -150,14 +151,14 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         .iter()
         .map(|prompt| prompt.encode(&checkpoint))
         .collect::<anyhow::Result<Vec<_>>>()?;
-    let options = args.options(&checkpoint)?;
+    let (options, note) = args.options(&checkpoint)?;
 
     let held = args.model.options()?;
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let demand = Demand::of_generation(&checkpoint.config, (&held).into(), &options, &lengths);
     demand.estimate().map_err(|error| args.blame(error))?;
     let mut account = Account::open(&args.model, args.memory_limit, &held.device, &demand)?;
-    if let Some(note) = args.graphs.idle(args.model.device) {
+    for note in note.into_iter().chain(args.graphs.idle(args.model.device)) {
         // The run does not depend on whether someone reads it.
         let _ = writeln!(io.err, "{note}");
     }
@@ -215,16 +216,22 @@ impl GenerateArgs {
         format!("--replay {} (off runs every model)", self.replay)
     }
 
-    fn options(&self, checkpoint: &Checkpoint) -> anyhow::Result<GenerateOptions> {
-        Ok(GenerateOptions {
+    /// What is asked for, and what to tell of what the checkpoint asks for in vain.
+    fn options(
+        &self,
+        checkpoint: &Checkpoint,
+    ) -> anyhow::Result<(GenerateOptions, Option<String>)> {
+        let (sampling, note) = self.sampling.resolve(&self.model.model)?;
+        let options = GenerateOptions {
             policy: self.replay,
             chunk: self.step_rows(),
             max_new_tokens: self.max_new_tokens,
             stop_ids: checkpoint.config.eos_token_ids.clone(),
-            sampling: self.sampling.resolve(&self.model.model)?,
+            sampling,
             logprobs: self.logprobs,
             runner: self.graphs.options(self.profile),
-        })
+        };
+        Ok((options, note))
     }
 }
 

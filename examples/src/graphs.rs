@@ -14,7 +14,7 @@ pub(crate) const FEWER: &str = "--graphs off captures none; --capture-sizes, \
 /// Which steps run in CUDA graphs. On a CPU, which has none, the flags change nothing, and whoever
 /// gives one is told so.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "CUDA graphs")]
+#[command(next_help_heading = "CUDA graphs (without effect on a CPU)")]
 pub struct GraphArgs {
     /// Which steps run in CUDA graphs on a GPU: off (none), full (steps that decode one token of each
     /// prompt), piecewise (any step, in a graph that breaks where rows are dropped) or
@@ -61,10 +61,11 @@ pub struct SizesArg(Vec<u32>);
 
 impl SizesArg {
     fn parse(text: &str) -> Result<Self, String> {
-        let sizes = text.split(',').map(|size| match size.parse() {
-            Ok(size) if size > 0 => Ok(size),
-            _ => Err(format!(
-                "expected whole numbers from 1 on with commas between them, got {size:?}"
+        let sizes = text.split(',').map(|size| match flags::counting(size) {
+            Ok(size) => Ok(NonZeroU32::get(size)),
+            Err(_) => Err(format!(
+                "expected whole numbers from 1 to {} with commas between them, got {size:?}",
+                u32::MAX
             )),
         });
         Ok(Self(sizes.collect::<Result<_, _>>()?))
@@ -180,14 +181,15 @@ mod tests {
         let refuse = |text| ReplaySizesArg::parse(text).unwrap_err();
         let refusals = ["", "8 16", "8,,16", "0", "-1", "8;16"].map(refuse);
         insta::assert_snapshot!(refusals.join("\n"), @r#"
-        expected none, or whole numbers from 1 on with commas between them, got ""
-        expected none, or whole numbers from 1 on with commas between them, got "8 16"
-        expected none, or whole numbers from 1 on with commas between them, got ""
-        expected none, or whole numbers from 1 on with commas between them, got "0"
-        expected none, or whole numbers from 1 on with commas between them, got "-1"
-        expected none, or whole numbers from 1 on with commas between them, got "8;16"
+        expected none, or whole numbers from 1 to 4294967295 with commas between them, got ""
+        expected none, or whole numbers from 1 to 4294967295 with commas between them, got "8 16"
+        expected none, or whole numbers from 1 to 4294967295 with commas between them, got ""
+        expected none, or whole numbers from 1 to 4294967295 with commas between them, got "0"
+        expected none, or whole numbers from 1 to 4294967295 with commas between them, got "-1"
+        expected none, or whole numbers from 1 to 4294967295 with commas between them, got "8;16"
         "#);
-        insta::assert_snapshot!(SizesArg::parse("0").unwrap_err(), @r#"expected whole numbers from 1 on with commas between them, got "0""#);
+        insta::assert_snapshot!(SizesArg::parse("0").unwrap_err(), @r#"expected whole numbers from 1 to 4294967295 with commas between them, got "0""#);
+        insta::assert_snapshot!(SizesArg::parse("8,4294967296").unwrap_err(), @r#"expected whole numbers from 1 to 4294967295 with commas between them, got "4294967296""#);
     }
 
     #[test]

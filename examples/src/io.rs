@@ -32,11 +32,10 @@ pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<(
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Nobody is left to tell if this fails too.
-            let _ = writeln!(
-                io::stderr(),
-                "error: {}",
-                backtraces::cut(&format!("{error:#}"))
-            );
+            let text = format!("{error:#}");
+            // File names of the libraries' errors are in it as they are.
+            let text = escaped(&backtraces::cut(&text), |c| c == '\n');
+            let _ = writeln!(io::stderr(), "error: {text}");
             ExitCode::FAILURE
         }
     }
@@ -75,6 +74,41 @@ fn hide_caught_panics() {
             show(panic);
         }
     }));
+}
+
+/// A path as messages show it: control characters, which would move the cursor or colour the rest, are
+/// escaped.
+pub(crate) fn shown(path: &Path) -> String {
+    escaped(&path.display().to_string(), |_| false)
+}
+
+/// A text whose control characters are escaped, but those that are `kept`.
+fn escaped(text: &str, kept: impl Fn(char) -> bool) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() && !kept(c) {
+            escaped.extend(c.escape_default());
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
+}
+
+/// Reads a text file, or standard input for `-`.
+///
+/// # Errors
+/// As [`read_text`].
+pub(crate) fn read_text_or(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<String> {
+    if !is_stdin(path) {
+        return read_text(path);
+    }
+    utf8(read_bytes(stdin).context("cannot read standard input")?)
+}
+
+/// Whether a path stands for standard input.
+pub(crate) fn is_stdin(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
 /// Reads a text file.
@@ -124,7 +158,7 @@ pub(crate) fn utf8(bytes: Vec<u8>) -> anyhow::Result<String> {
 /// Where a relative path leads from the current directory; none for a path that says so itself.
 pub(crate) fn absolute(path: &Path) -> Option<String> {
     let at = std::path::absolute(path).ok()?;
-    path.is_relative().then(|| at.display().to_string())
+    path.is_relative().then(|| shown(&at))
 }
 
 /// A stream whose errors say which one it is.
@@ -169,6 +203,14 @@ mod tests {
             &closed.context("writing the result").unwrap_err()
         ));
         assert!(!is_closed_pipe(&anyhow::anyhow!("broken pipe")));
+    }
+
+    /// A name can hold what clears a terminal.
+    #[test]
+    fn control_characters_of_names_are_escaped() {
+        let name = Path::new("a\u{1b}[31m\nb\u{9b}é .txt");
+        insta::assert_snapshot!(shown(name), @r"a\u{1b}[31m\nb\u{9b}é .txt");
+        assert_eq!(escaped("a\nb\r", |c| c == '\n'), "a\nb\\r");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use candle_core::{DType, Device};
 use deepseek_model::tokenizer::Tokenizer;
 use deepseek_model::{CacheError, Config, Error, Model, ModelOptions, StepError, device};
@@ -171,17 +171,20 @@ impl ModelArgs {
     }
 
     fn dir(&self) -> anyhow::Result<&Path> {
-        let (dir, at) = (self.model.display(), io::absolute(&self.model));
+        let (dir, at) = (io::shown(&self.model), io::absolute(&self.model));
         let at = at.map_or_else(String::new, |at| format!(" at {at}"));
-        let got = if self.model.exists() {
-            "got a file"
-        } else {
-            "there is none"
+        let got = match self.model.metadata() {
+            Ok(entry) if entry.is_dir() => None,
+            Ok(_) => Some(format!("got a file{at}")),
+            Err(error) if self.model.is_symlink() => {
+                Some(format!("got a link{at} that leads nowhere: {error}"))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Some(format!("there is none{at}")),
+            Err(error) => Some(format!("cannot look{at}: {error}")),
         };
-        ensure!(
-            self.model.is_dir(),
-            "--model {dir}: expected a directory, {got}{at}"
-        );
+        if let Some(got) = got {
+            bail!("--model {dir}: expected a directory, {got}");
+        }
         for file in ["config.json", "tokenizer.json"] {
             let missing = self.model.join(file).symlink_metadata();
             let missing = missing.is_err_and(|error| error.kind() == ErrorKind::NotFound);
@@ -254,6 +257,17 @@ mod tests {
         insta::assert_snapshot!(refuse(file.path()).replace(&path, "FILE"), @"--model FILE: expected a directory, got a file");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().display().to_string();
+        #[cfg(unix)]
+        for (name, to) in [("loop", "loop"), ("dangling", "no/such/place")] {
+            let link = dir.path().join(name);
+            std::os::unix::fs::symlink(to, &link).unwrap();
+            let refused = refuse(&link);
+            // What follows is the system's own wording.
+            let start = format!(
+                "--model {path}/{name}: expected a directory, got a link that leads nowhere: "
+            );
+            assert!(refused.starts_with(&start), "{refused}");
+        }
         insta::assert_snapshot!(refuse(dir.path()).replace(&path, "DIR"), @"--model DIR: expected a checkpoint, there is no config.json");
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();
         insta::assert_snapshot!(refuse(dir.path()).replace(&path, "DIR"), @"--model DIR: expected a checkpoint, there is no tokenizer.json");

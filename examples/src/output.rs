@@ -6,6 +6,7 @@ use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
 use deepseek_model::{FinishReason, Generation};
 use serde::Serialize;
 
+use crate::io::{is_stdin, shown};
 use crate::picture::RowMap;
 use crate::prompts::{Prompt, Source};
 use crate::{count, decimals};
@@ -83,16 +84,16 @@ fn finish_name(reason: FinishReason) -> &'static str {
 /// have one name.
 pub fn heading(index: usize, count: usize, prompt: &Prompt) -> String {
     let text = &prompt.text;
-    let mut shown: String = text.chars().take(HEADING_CHARS).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
+    let mut beginning: String = text.chars().take(HEADING_CHARS).collect();
+    if beginning.len() < text.len() {
+        beginning.push('…');
     }
     let file = match &prompt.source {
         Source::Flag(_) => String::new(),
-        Source::File(path) if path.as_os_str() == "-" => ", standard input".to_owned(),
-        Source::File(path) => format!(", {}", path.display()),
+        Source::File(path) if is_stdin(path) => ", standard input".to_owned(),
+        Source::File(path) => format!(", {}", shown(path)),
     };
-    format!("=== {} of {count}{file}: {shown:?}", index + 1)
+    format!("=== {} of {count}{file}: {beginning:?}", index + 1)
 }
 
 /// A token as a table shows it: quoted, or as `b"..."` if it is only a part of a character.

@@ -11,7 +11,7 @@ use deepseek_model::{
     CacheOptions, KvCache, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest,
 };
 
-use crate::io::Io;
+use crate::io::{Io, shown};
 use crate::model::{Checkpoint, ModelArgs, blame};
 use crate::output::{Score, score_table};
 use crate::progress;
@@ -49,8 +49,8 @@ pub struct PerplexityArgs {
     /// Which model runs, and how.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Texts that the model was not trained on, separated by blanks; relative paths start at the
-    /// current directory.
+    /// Texts that the model was not trained on, separated by blanks; - is standard input, and relative
+    /// paths start at the current directory.
     #[arg(
         long,
         value_name = "FILE",
@@ -130,7 +130,7 @@ struct Measured {
 pub fn run(args: &PerplexityArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let checkpoint = args.model.checkpoint()?;
     args.check(&checkpoint)?;
-    let texts = Texts::load(&args.text, &checkpoint)?;
+    let texts = Texts::load(&args.text, &checkpoint, io.stdin)?;
     let rows = args.last_rows.get() as usize;
     let windows = |len| texts.windows(len, rows, args.windows.get() as usize);
     let windows = args
@@ -196,7 +196,7 @@ impl PerplexityArgs {
                 bar.set_message(format!("{policy} {len}"));
                 let context = || {
                     let tokens = count(window.context.len(), "token");
-                    let (file, start) = (window.file.display(), window.start);
+                    let (file, start) = (shown(window.file), window.start);
                     format!("--text {file}, {tokens} from token {start} on, policy {policy}")
                 };
                 measured.push(measure(model, policy, self.chunk, window).with_context(context)?);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 
@@ -53,7 +53,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(number) => write!(f, "--prompt number {number}"),
-            Self::File(path) => write!(f, "--prompt-file {}", path.display()),
+            Self::File(path) => write!(f, "--prompt-file {}", io::shown(path)),
         }
     }
 }
@@ -64,9 +64,12 @@ impl PromptArgs {
     /// # Errors
     /// There is none, one is empty, or a file cannot be read as UTF-8 text.
     pub fn collect(&self, stdin: &mut dyn Read) -> anyhow::Result<Vec<Prompt>> {
-        let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         ensure!(
-            self.prompt_file.iter().filter(is_stdin).count() <= 1,
+            self.prompt_file
+                .iter()
+                .filter(|path| io::is_stdin(path))
+                .count()
+                <= 1,
             "--prompt-file -: standard input can be read only once"
         );
         let mut prompts: Vec<Prompt> = (1..)
@@ -78,7 +81,7 @@ impl PromptArgs {
             .collect();
         for path in &self.prompt_file {
             let source = Source::File(path.clone());
-            let text = read(path, stdin).with_context(|| source.to_string())?;
+            let text = io::read_text_or(path, stdin).with_context(|| source.to_string())?;
             prompts.push(Prompt { source, text });
         }
         if prompts.is_empty() {
@@ -118,13 +121,6 @@ impl Prompt {
     }
 }
 
-fn read(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<String> {
-    if path.as_os_str() != "-" {
-        return io::read_text(path);
-    }
-    io::utf8(io::read_bytes(stdin).context("cannot read standard input")?)
-}
-
 /// Replaces `\n`, `\t` and `\\`; any other backslash stays, so that most texts need no thought.
 fn unescape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -146,6 +142,8 @@ fn unescape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn args(prompts: &[&str], files: &[&Path]) -> PromptArgs {

@@ -7,27 +7,31 @@ use deepseek_model::sampler::SamplingConfig;
 use serde_json::{Map, Value};
 
 use crate::flags;
+use crate::io::shown;
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Default, clap::Args)]
+#[allow(
+    clippy::doc_markdown,
+    reason = "--help shows these texts as they stand"
+)]
 pub struct SamplingArgs {
     /// Always choose the most probable token.
     ///
-    /// Without this flag and the next three, `generation_config.json` in the model directory
-    /// decides: tokens are drawn if it has "`do_sample`": true, and are the most probable ones if
-    /// not.
+    /// Without this flag and the next three, generation_config.json in the model directory decides:
+    /// tokens are drawn if it has "do_sample": true, and are the most probable ones if not.
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     pub greedy: bool,
     /// Divide the logits by this before drawing; 0 is greedy [default: that of
-    /// `generation_config.json` in the model directory, else 1].
+    /// generation_config.json in the model directory, else 1].
     #[arg(long, value_name = "T", value_parser = flags::text(parse_temperature), allow_hyphen_values = true)]
     pub temperature: Option<f64>,
-    /// Draw among the K most probable tokens only [default: that of
-    /// `generation_config.json`, else all].
+    /// Draw among the K most probable tokens only [default: that of generation_config.json, else
+    /// all].
     #[arg(long, value_name = "K", value_parser = flags::text(flags::positive), allow_hyphen_values = true)]
     pub top_k: Option<usize>,
     /// Draw among the most probable tokens that make up this share, above 0 and at most 1 [default:
-    /// that of `generation_config.json`, else 1].
+    /// that of generation_config.json, else 1].
     #[arg(long, value_name = "P", value_parser = flags::text(parse_top_p), allow_hyphen_values = true)]
     pub top_p: Option<f64>,
     /// Seed of the random choices: the same seed gives the same text.
@@ -48,6 +52,20 @@ pub struct SamplingArgs {
 /// Longest value quoted in an error, in characters.
 const MAX_QUOTED: usize = 60;
 
+/// Keys of `generation_config.json` that change which tokens are chosen and are not followed here: each
+/// with the value that changes nothing, and whether it matters only where tokens are drawn.
+const IGNORED: [(&str, f64, bool); 9] = [
+    ("repetition_penalty", 1.0, false),
+    ("encoder_repetition_penalty", 1.0, false),
+    ("no_repeat_ngram_size", 0.0, false),
+    ("num_beams", 1.0, false),
+    ("min_p", 0.0, true),
+    ("typical_p", 1.0, true),
+    ("epsilon_cutoff", 0.0, true),
+    ("eta_cutoff", 0.0, true),
+    ("top_h", 1.0, true),
+];
+
 /// What drawing is like where nobody says otherwise.
 const PLAIN: SamplingConfig = SamplingConfig {
     temperature: 1.0,
@@ -57,20 +75,31 @@ const PLAIN: SamplingConfig = SamplingConfig {
 };
 
 impl SamplingArgs {
-    /// What the flags say, for the rest what the checkpoint in `dir` recommends.
+    /// What the flags say, for the rest what the checkpoint in `dir` recommends; and what to tell of
+    /// its recommendations that are not followed.
     ///
     /// # Errors
     /// `generation_config.json` is there but cannot be used.
-    pub fn resolve(&self, dir: &Path) -> anyhow::Result<SamplingConfig> {
+    pub fn resolve(&self, dir: &Path) -> anyhow::Result<(SamplingConfig, Option<String>)> {
         let recommended = Recommended::load(dir)?;
+        let config = self.config(&recommended);
+        let ignored = recommended.ignored(!config.is_greedy());
+        let note = (!ignored.is_empty()).then(|| {
+            let file = shown(&dir.join(FILE_NAME));
+            format!("note: {file} asks for {ignored}, which is not followed")
+        });
+        Ok((config, note))
+    }
+
+    fn config(&self, recommended: &Recommended) -> SamplingConfig {
         let asked = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some();
         if self.greedy || !(asked || recommended.do_sample) {
-            return Ok(SamplingConfig {
+            return SamplingConfig {
                 seed: self.seed,
                 ..SamplingConfig::GREEDY
-            });
+            };
         }
-        Ok(SamplingConfig {
+        SamplingConfig {
             temperature: self
                 .temperature
                 .or(recommended.temperature)
@@ -78,9 +107,11 @@ impl SamplingArgs {
             top_k: self.top_k.or(recommended.top_k),
             top_p: self.top_p.or(recommended.top_p).unwrap_or(PLAIN.top_p),
             seed: self.seed,
-        })
+        }
     }
 }
+
+const FILE_NAME: &str = "generation_config.json";
 
 /// `generation_config.json`, as far as it concerns sampling.
 #[derive(Debug, Default)]
@@ -90,17 +121,29 @@ struct Recommended {
     /// 0 stands for all tokens there.
     top_k: Option<usize>,
     top_p: Option<f64>,
+    /// Of [`IGNORED`], those that would change something, and whether only what is drawn.
+    ignored: Vec<(String, bool)>,
 }
 
 impl Recommended {
+    /// What is not followed, of greedy choices or of drawn ones.
+    fn ignored(&self, drawn: bool) -> String {
+        let matters = self
+            .ignored
+            .iter()
+            .filter(|(_, of_drawing)| drawn || !of_drawing);
+        let texts: Vec<&str> = matters.map(|(text, _)| text.as_str()).collect();
+        texts.join(", ")
+    }
+
     fn load(dir: &Path) -> anyhow::Result<Self> {
-        let path = dir.join("generation_config.json");
+        let path = dir.join(FILE_NAME);
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(Self::default());
             }
-            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+            Err(error) => return Err(error).with_context(|| shown(&path)),
         };
         let parse = || {
             let fields: Map<String, Value> = serde_json::from_slice(&bytes)?;
@@ -111,6 +154,14 @@ impl Recommended {
                 top_k: field(&fields, "top_k", "a whole number, 0 or above", whole)?
                     .filter(|k| *k > 0),
                 top_p: field(&fields, "top_p", "a number", Value::as_f64)?,
+                ignored: IGNORED
+                    .iter()
+                    .filter_map(|&(key, plain, of_drawing)| {
+                        let value = fields.get(key).filter(|value| !value.is_null())?;
+                        let changes = value.as_f64() != Some(plain);
+                        changes.then(|| (format!("{key} {}", quoted(value)), of_drawing))
+                    })
+                    .collect(),
             };
             let config = SamplingConfig {
                 temperature: file.temperature.unwrap_or(PLAIN.temperature),
@@ -120,7 +171,7 @@ impl Recommended {
             config.validate()?;
             anyhow::Ok(file)
         };
-        parse().with_context(|| path.display().to_string())
+        parse().with_context(|| shown(&path))
     }
 }
 
@@ -134,13 +185,17 @@ fn field<T>(
     let Some(value) = fields.get(name).filter(|value| !value.is_null()) else {
         return Ok(None);
     };
-    let parsed = parse(value).with_context(|| {
-        let text = value.to_string();
-        let got: String = text.chars().take(MAX_QUOTED).collect();
-        let more = if got.len() < text.len() { ".." } else { "" };
-        format!("{name}: expected {expected}, got {got}{more}")
-    });
+    let parsed =
+        parse(value).with_context(|| format!("{name}: expected {expected}, got {}", quoted(value)));
     parsed.map(Some)
+}
+
+/// A value, or its beginning.
+fn quoted(value: &Value) -> String {
+    let text = value.to_string();
+    let got: String = text.chars().take(MAX_QUOTED).collect();
+    let more = if got.len() < text.len() { ".." } else { "" };
+    format!("{got}{more}")
 }
 
 fn whole(value: &Value) -> Option<usize> {
@@ -184,7 +239,7 @@ mod tests {
         if let Some(file) = file {
             std::fs::write(dir.path().join("generation_config.json"), file).unwrap();
         }
-        flags.resolve(dir.path())
+        Ok(flags.resolve(dir.path())?.0)
     }
 
     const FILE: &str = r#"{"do_sample": true, "temperature": 0.7, "top_k": 40, "eos_token_id": 1}"#;
@@ -265,6 +320,26 @@ mod tests {
             Some(r#"{"do_sample": true, "top_k": 0}"#),
         );
         assert_eq!(config.unwrap(), PLAIN);
+    }
+
+    /// Who copied a file with a penalty expects texts that keep to it.
+    #[test]
+    fn recommendations_that_are_not_followed_are_told() {
+        let note = |flags: &SamplingArgs, file: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("generation_config.json"), file).unwrap();
+            let note = flags.resolve(dir.path()).unwrap().1?;
+            Some(note.replace(dir.path().to_str().unwrap(), "DIR"))
+        };
+        let drawn = SamplingArgs {
+            temperature: Some(0.7),
+            ..Default::default()
+        };
+        let file = r#"{"repetition_penalty": 1.5, "min_p": 0.1, "num_beams": 4}"#;
+        insta::assert_snapshot!(note(&drawn, file).unwrap(), @"note: DIR/generation_config.json asks for repetition_penalty 1.5, num_beams 4, min_p 0.1, which is not followed");
+        insta::assert_snapshot!(note(&SamplingArgs::default(), file).unwrap(), @"note: DIR/generation_config.json asks for repetition_penalty 1.5, num_beams 4, which is not followed");
+        let plain = r#"{"repetition_penalty": 1.0, "min_p": 0, "num_beams": 1, "typical_p": null}"#;
+        assert_eq!(note(&drawn, plain), None);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Stretches of held-out text to measure on.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 
 use crate::count;
 use crate::io;
@@ -29,19 +30,36 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// Reads and encodes the files.
+    /// Reads and encodes the files; `-` is `stdin`.
     ///
     /// # Errors
-    /// Names the file that cannot be read, or is no UTF-8 text.
-    pub fn load(files: &[PathBuf], checkpoint: &Checkpoint) -> anyhow::Result<Self> {
-        let read = |file: &PathBuf| {
-            let text = io::read_text(file)?;
-            let ids = checkpoint.tokenizer.encode(&text)?;
-            anyhow::Ok((file.clone(), ids))
-        };
-        let read =
-            |file: &PathBuf| read(file).with_context(|| format!("--text {}", file.display()));
-        let texts = files.iter().map(read).collect::<anyhow::Result<_>>()?;
+    /// Names the file that cannot be read, is no UTF-8 text, is empty, or is the text of an earlier
+    /// one: contexts that are measured twice would count as two.
+    pub fn load(
+        files: &[PathBuf],
+        checkpoint: &Checkpoint,
+        stdin: &mut dyn Read,
+    ) -> anyhow::Result<Self> {
+        let mut texts: Vec<(PathBuf, Vec<u32>)> = Vec::with_capacity(files.len());
+        let of_stdin = files.iter().filter(|file| io::is_stdin(file)).count();
+        ensure!(
+            of_stdin <= 1,
+            "--text -: standard input can be read only once"
+        );
+        for file in files {
+            let mut read = || {
+                let text = io::read_text_or(file, stdin)?;
+                ensure!(!text.is_empty(), "the text is empty");
+                let ids = checkpoint.tokenizer.encode(&text)?;
+                if let Some((other, _)) = texts.iter().find(|(_, other)| *other == ids) {
+                    let other = io::shown(other);
+                    bail!("expected each text once, got that of --text {other} again");
+                }
+                Ok(ids)
+            };
+            let ids = read().with_context(|| format!("--text {}", io::shown(file)))?;
+            texts.push((file.clone(), ids));
+        }
         Ok(Self {
             texts,
             bos: checkpoint.config.bos_token_id,
@@ -59,17 +77,25 @@ impl Texts {
         rows: usize,
         windows_per_text: usize,
     ) -> anyhow::Result<Vec<Window<'_>>> {
-        let taken = len - usize::from(self.bos.is_some());
+        let begun = usize::from(self.bos.is_some());
+        let taken = len - begun;
         let mut windows = Vec::new();
         for (file, text) in &self.texts {
-            let tokens = text.len();
+            let (tokens, name) = (text.len(), io::shown(file));
+            // A context of the scored rows alone, and the token that follows it.
+            let least = (rows - begun + 1).max(1);
+            ensure!(
+                tokens >= least,
+                "--text {name}: expected at least {} to score {} (--last-rows), got {tokens}",
+                count(least, "token"),
+                count(rows, "row")
+            );
             ensure!(
                 tokens > taken,
-                "--contexts {len}: expected at most {}, --text {} has {}{}",
-                tokens - 1 + len - taken,
-                file.display(),
+                "--contexts {len}: expected at most {}, --text {name} has {}{}",
+                tokens - 1 + begun,
                 count(tokens, "token"),
-                if taken < len {
+                if begun > 0 {
                     " without the beginning-of-text token"
                 } else {
                     ""
@@ -78,9 +104,8 @@ impl Texts {
             let starts = tokens - taken;
             ensure!(
                 windows_per_text <= starts,
-                "--windows {windows_per_text}: expected at most {starts}, --text {} has no more \
+                "--windows {windows_per_text}: expected at most {starts}, --text {name} has no more \
                  contexts of {} that differ",
-                file.display(),
                 count(len, "token")
             );
             let last_start = starts - 1;
@@ -142,6 +167,22 @@ mod tests {
         assert!(texts.windows(9, 1, 1).is_ok());
         let error = texts.windows(10, 1, 4).unwrap_err();
         insta::assert_snapshot!(error, @"--contexts 10: expected at most 9, --text a.txt has 10 tokens");
+    }
+
+    /// No flag makes such a text long enough: an empty one once made the bound wrap.
+    #[test]
+    fn a_text_too_short_for_any_context_is_blamed_itself() {
+        let of = |tokens: u32, bos| Texts {
+            texts: vec![("a.txt".into(), (0..tokens).collect())],
+            bos,
+        };
+        let refuse = |tokens, bos, rows| of(tokens, bos).windows(64, rows, 1).unwrap_err();
+        insta::assert_snapshot!(refuse(0, None, 1), @"--text a.txt: expected at least 2 tokens to score 1 row (--last-rows), got 0");
+        insta::assert_snapshot!(refuse(0, Some(0), 1), @"--text a.txt: expected at least 1 token to score 1 row (--last-rows), got 0");
+        insta::assert_snapshot!(refuse(7, Some(0), 8), @"--text a.txt: expected at least 8 tokens to score 8 rows (--last-rows), got 7");
+        insta::assert_snapshot!(refuse(8, Some(0), 8), @"--contexts 64: expected at most 8, --text a.txt has 8 tokens without the beginning-of-text token");
+        assert!(of(8, Some(0)).windows(8, 8, 1).is_ok());
+        assert!(of(9, None).windows(8, 8, 1).is_ok());
     }
 
     #[test]

@@ -57,6 +57,29 @@ fn no_value_is_taken_for_a_flag_or_refused_without_its_flag() {
     every_flag_names_itself::<PerplexityArgs>();
 }
 
+/// A heading holds for all flags behind it: one that measures or bounds memory is not about graphs.
+#[test]
+fn flags_stand_under_their_own_heading() {
+    let command = GenerateArgs::command();
+    let under: Vec<&str> = command
+        .get_arguments()
+        .filter(|arg| arg.get_help_heading().is_some())
+        .filter_map(clap::Arg::get_long)
+        .collect();
+    let graphs = [
+        "graphs",
+        "capture-sizes",
+        "replay-capture-sizes",
+        "trim-threshold",
+        "max-captured-tokens",
+    ];
+    assert_eq!(under, graphs);
+    for command in [command, PerplexityArgs::command()] {
+        let help = command.clone().render_long_help().to_string();
+        assert!(!help.contains('`'), "{help}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn text_that_is_no_utf_8_is_refused_by_its_flag() {

@@ -157,6 +157,52 @@ fn perplexity_refuses_what_it_cannot_measure() {
     insta::assert_snapshot!(perplexity(&["--text", "no/such"]).refused(), @"--text no/such: cannot read HERE/no/such: No such file or directory (os error 2)");
 }
 
+/// With `texts` alone, and `stdin` for `-`.
+fn perplexity_of(texts: &[&str], stdin: &str) -> Run {
+    let demo = demo();
+    let fixed = [
+        "perplexity",
+        "--model",
+        &demo,
+        "--contexts",
+        "16",
+        "--windows",
+        "1",
+    ];
+    let flags = ["--policies", "off", "--text"];
+    let args = [&fixed[..], &flags, texts].concat();
+    let args = PerplexityArgs::try_parse_from(args).unwrap();
+    Run::of(stdin, |io| run(&args, io))
+}
+
+/// Contexts that are measured twice would count as independent.
+#[test]
+fn a_text_that_comes_twice_is_refused_however_it_is_spelled() {
+    let dir = tempfile::tempdir().unwrap();
+    let tempest = data() + "/tempest.txt";
+    let copy = dir.path().join("copy.txt");
+    std::fs::copy(&tempest, &copy).unwrap();
+    let other = data() + "/../data/tempest.txt";
+    for again in [&tempest, &other, copy.to_str().unwrap()] {
+        let refused = format!(
+            "{:#}",
+            perplexity_of(&[&tempest, again], "").result.unwrap_err()
+        );
+        let expected =
+            format!("--text {again}: expected each text once, got that of --text {tempest} again");
+        assert_eq!(refused, expected);
+    }
+}
+
+#[test]
+fn standard_input_is_a_text_as_it_is_a_prompt() {
+    let text = "To be, or not to be, that is the question. ".repeat(8);
+    perplexity_of(&["-"], &text).ok();
+    insta::assert_snapshot!(perplexity_of(&["-"], "").refused(), @"--text -: the text is empty");
+    insta::assert_snapshot!(perplexity_of(&["-"], "a").refused(), @"--text -: expected at least 8 tokens to score 8 rows (--last-rows), got 1");
+    insta::assert_snapshot!(perplexity_of(&["-", "-"], &text).refused(), @"--text -: standard input can be read only once");
+}
+
 #[test]
 fn more_windows_than_the_text_has_are_refused() {
     let refused = perplexity(&["--windows", "4294967295"]).refused();
@@ -193,7 +239,7 @@ fn numbers_that_cannot_be_are_refused_by_name() {
     insta::assert_snapshot!(refuse("--contexts", "-1"), @"error: invalid value '-1' for '--contexts <N>': expected a whole number, 1 or more; several are separated by commas, without blanks");
     insta::assert_snapshot!(refuse("--contexts", "128,,512"), @"error: invalid value '' for '--contexts <N>': expected a whole number, 1 or more; several are separated by commas, without blanks");
     insta::assert_snapshot!(refuse("--last-rows", "0"), @"error: invalid value '0' for '--last-rows <N>': expected a whole number, 1 or more");
-    insta::assert_snapshot!(refuse("--last-rows", "4294967296"), @"error: invalid value '4294967296' for '--last-rows <N>': expected a smaller number");
+    insta::assert_snapshot!(refuse("--last-rows", "4294967296"), @"error: invalid value '4294967296' for '--last-rows <N>': expected at most 4294967295");
     insta::assert_snapshot!(refuse("--windows", "0"), @"error: invalid value '0' for '--windows <N>': expected a whole number, 1 or more");
     insta::assert_snapshot!(refuse("--windows", "-1"), @"error: invalid value '-1' for '--windows <N>': expected a whole number, 1 or more");
     insta::assert_snapshot!(refuse("--chunk", "0"), @"error: invalid value '0' for '--chunk <N>': expected a whole number, 1 or more");

@@ -119,6 +119,19 @@ fn graph_flags_on_a_cpu_are_noted() {
     }
 }
 
+/// A checkpoint's recommendation that is not followed would look as if it were.
+#[test]
+fn recommendations_that_are_not_followed_are_noted() {
+    let dir = copy_of_demo();
+    change(&dir.path().join("generation_config.json"), |file| {
+        file["repetition_penalty"] = 1.5.into();
+    });
+    let model = dir.path().to_str().unwrap();
+    let flags = ["--prompt", "a", "--max-new-tokens", "1"];
+    let told = generate_on(model, &flags, "").ok().1.replace(model, "DEMO");
+    insta::assert_snapshot!(told.lines().next().unwrap(), @"note: DEMO/generation_config.json asks for repetition_penalty 1.5, which is not followed");
+}
+
 /// A tokenizer that has more tokens than the embedding has rows.
 #[test]
 fn an_id_outside_the_vocabulary_is_refused() {
@@ -221,7 +234,7 @@ fn flags_out_of_range_are_refused_by_name() {
     insta::assert_snapshot!(refuse(&["--temperature", "-1"]), @"error: invalid value '-1' for '--temperature <T>': temperature is -1: expected a finite number, 0 (greedy) or above");
     insta::assert_snapshot!(refuse(&["--top-k", "-1"]), @"error: invalid value '-1' for '--top-k <K>': expected a whole number, 1 or more");
     insta::assert_snapshot!(refuse(&["--temperature", "hot"]), @"error: invalid value 'hot' for '--temperature <T>': expected a number, such as 0.7");
-    insta::assert_snapshot!(refuse(&["--seed", "18446744073709551616"]), @"error: invalid value '18446744073709551616' for '--seed <N>': expected a smaller number");
+    insta::assert_snapshot!(refuse(&["--seed", "18446744073709551616"]), @"error: invalid value '18446744073709551616' for '--seed <N>': expected at most 18446744073709551615");
     insta::assert_snapshot!(refuse(&["--max-new-tokens", "many"]), @"error: invalid value 'many' for '--max-new-tokens <N>': expected a whole number, 0 or more");
     insta::assert_snapshot!(refuse(&["--top-p", "-0.5"]), @"error: invalid value '-0.5' for '--top-p <P>': top_p is -0.5: expected above 0 and at most 1");
     insta::assert_snapshot!(refuse(&["--seed", "-1"]), @"error: invalid value '-1' for '--seed <N>': expected a whole number, 0 or more");
