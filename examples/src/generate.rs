@@ -99,7 +99,8 @@ pub struct GenerateArgs {
     ///
     /// With --logprobs the logits of every row are held at once. Which rows run depends on how a prompt
     /// is cut under step-tail only. Sums in another order differ in their last bits under every policy,
-    /// and rounding of cached values can make more of that: see --no-activation-rounding.
+    /// and rounding of cached values, or a choice between scores that all but tie, can make more of that:
+    /// see --no-activation-rounding.
     ///
     /// On the CPU a step that would take more memory than there is is refused before it runs. That is
     /// an estimate: where memory runs out all the same, the system ends the program.

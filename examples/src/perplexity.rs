@@ -83,7 +83,8 @@ pub struct PerplexityArgs {
     ///
     /// Which rows run depends on it under step-tail only: it keeps the last rows of each chunk, so that
     /// over a context in one chunk it is prompt-tail. Sums in another order move the last bits under
-    /// every policy, and rounding of cached values can make more of that.
+    /// every policy, and rounding of cached values, or a choice between scores that all but tie, can make
+    /// more of that.
     #[arg(
         long,
         value_name = "N",

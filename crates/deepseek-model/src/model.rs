@@ -210,10 +210,11 @@ impl Model {
     /// requests beside it, may sum in another order, which moves logits in their last bits; except
     /// under `StepTail`, where the chunks decide which rows run. With
     /// [`round_cache`](ModelOptions::round_cache), the default, or bf16 activations that does not stay
-    /// small: a last bit
-    /// can take a rounded value to the next one of its format, and from there the choice of entries or
-    /// experts to another. Whoever needs results that do not hang on chunks and neighbours switches it
-    /// off and computes in f32; what is left then is a matter of summation order.
+    /// small: a last bit can take a rounded value to the next one of its format, and from there the
+    /// choice of entries or experts to another. Whoever needs results that hang little on chunks and
+    /// neighbours switches it off and computes in f32. What is left then is a matter of summation order,
+    /// but for near-ties: where two scores at the edge of a choice differ in their last bits alone, either
+    /// can win, and logits differ visibly.
     ///
     /// Two prompts, prefilled together in chunks of at most 32 rows each, then decoded: a row a step.
     /// The last row of a prompt and each decode row are read.
