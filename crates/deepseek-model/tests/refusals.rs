@@ -272,6 +272,10 @@ fn refused_caches_and_sequences_say_why() {
             dtype,
         ),
     );
+    for dtype in [candle_core::DType::BF16, candle_core::DType::U8] {
+        let cache = KvCache::new(MODEL.config(), OPTIONS, &device, dtype);
+        texts.add("a dtype that the device does not compute with", cache);
+    }
     for (what, max_sequences, max_tokens) in [
         ("sequences without end", usize::MAX, 128),
         ("tokens without end", 2, usize::MAX),

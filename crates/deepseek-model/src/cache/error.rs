@@ -13,6 +13,16 @@ pub enum CacheError {
         /// The field of [`CacheOptions`](super::CacheOptions).
         field: &'static str,
     },
+    /// Values that no layer on the device reads.
+    #[error(
+        "cache: expected values of F32, or on a CUDA device of F32 or BF16, got {dtype:?} on device {device}"
+    )]
+    DType {
+        /// The dtype asked for.
+        dtype: candle_core::DType,
+        /// The device.
+        device: String,
+    },
     /// The storage does not fit the memory.
     #[error(
         "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",

@@ -104,14 +104,38 @@ impl CacheOptions {
 }
 
 impl KvCache {
-    /// An empty cache for a model of this configuration, with values held as `dtype`. It belongs to
+    /// An empty cache for a model of this configuration, with values held as `dtype`: `F32`, or on a
+    /// CUDA device that or `BF16`. It belongs to
     /// the model that runs its first step; that of [`Model::new_cache`](crate::Model::new_cache)
     /// belongs to that model from the beginning. Every other model is refused.
     ///
     /// # Errors
-    /// If an option is 0, a field of `config` was set to what no file may hold, the model cannot
-    /// replay and the policy is not `Off` (one named reason), or memory runs out.
+    /// If the device does not compute with the dtype, an option is 0, a field of `config` was set to
+    /// what no file may hold, the model cannot replay and the policy is not `Off` (one named reason),
+    /// or memory runs out.
     pub fn new(
+        config: &Config,
+        options: CacheOptions,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Self> {
+        let held: &[DType] = match device {
+            Device::Cpu => &[DType::F32],
+            Device::Cuda(_) => &[DType::F32, DType::BF16],
+            Device::Metal(_) => &[],
+        };
+        if !held.contains(&dtype) {
+            return Err(CacheError::DType {
+                dtype,
+                device: format!("{:?}", device.location()),
+            }
+            .into());
+        }
+        Self::allocate(config, options, device, dtype)
+    }
+
+    /// The same with any dtype.
+    fn allocate(
         config: &Config,
         options: CacheOptions,
         device: &Device,

@@ -243,7 +243,7 @@ mod tests {
             for dtype in [DType::F32, DType::BF16] {
                 for (sequences, tokens) in [(1, 1), (1, 128), (1, 129), (5, 1000)] {
                     let options = options(sequences, tokens);
-                    let cache = KvCache::new(&config, options, &Device::Cpu, dtype).unwrap();
+                    let cache = KvCache::allocate(&config, options, &Device::Cpu, dtype).unwrap();
                     let said = options.bytes(&config, dtype).unwrap();
                     assert_eq!(allocated(&cache), said, "{name} {dtype:?} {options:?}");
                 }

@@ -4,6 +4,8 @@ use std::{fmt, io, path::PathBuf};
 
 use serde_json::Value;
 
+use super::file::Shown;
+
 /// Longest JSON text quoted in a [`Violation`], in characters.
 pub(super) const MAX_QUOTED: usize = 60;
 /// Violations that are printed; a damaged list can make any number.
@@ -14,7 +16,7 @@ const MAX_PRINTED: usize = 40;
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file is not there or cannot be read.
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}", Shown(path))]
     Read {
         /// The file.
         path: PathBuf,
@@ -22,7 +24,7 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// The file is no JSON object, or holds a number that no computer has.
-    #[error("{} {}", path.display(), unreadable("a JSON object", key))]
+    #[error("{} {}", Shown(path), unreadable("a JSON object", key))]
     Json {
         /// The file.
         path: PathBuf,
@@ -32,7 +34,7 @@ pub enum ConfigError {
         source: serde_json::Error,
     },
     /// Keys are missing, of a wrong type, or break a rule of the model.
-    #[error("{} breaks {}", path.display(), Violations(violations))]
+    #[error("{} breaks {}", Shown(path), Violations(violations))]
     Invalid {
         /// The file.
         path: PathBuf,

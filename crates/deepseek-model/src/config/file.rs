@@ -3,6 +3,7 @@
 //! A pipe would be waited for, and a device such as `/dev/zero` read for ever.
 
 use std::{
+    fmt,
     fs::{self, File, FileType},
     io::{self, Read},
     path::{Path, PathBuf},
@@ -13,6 +14,24 @@ use std::{
 pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Most bytes of `tokenizer.json`.
 pub(crate) const MAX_TOKENIZER: u64 = 512 << 20;
+
+/// A path as errors show it: control characters, which would move the cursor of a terminal or colour
+/// the rest, are escaped.
+pub(crate) struct Shown<'a>(pub(crate) &'a Path);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write;
+        for c in self.0.display().to_string().chars() {
+            if c.is_control() {
+                write!(f, "{}", c.escape_default())?;
+            } else {
+                f.write_char(c)?;
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Why a file is refused before it is read. It is the inner error of the [`io::Error`] that a
 /// `Read` variant has as its source.
@@ -26,7 +45,10 @@ pub enum FileError {
         found: &'static str,
     },
     /// A symbolic link that leads nowhere.
-    #[error("expected a file, found a symbolic link to {}, which is not there", target.display())]
+    #[error(
+        "expected a file, found a symbolic link to {}, which is not there",
+        Shown(target)
+    )]
     Dangling {
         /// Where the link leads.
         target: PathBuf,

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 pub use hash::NgramHasher;
 pub use token_map::TokenMap;
 
-use crate::tokenizer::TokenizerError;
+use crate::{config::file::Shown, tokenizer::TokenizerError};
 
 /// Why an engram cannot be set up or used.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum EngramError {
     #[error(
         "{} folds to {found} compressed ids, but engram_compressed_vocab_size is {expected}: \
          tokenizer.json and config.json do not belong together",
-        path.display()
+        Shown(path)
     )]
     CompressedVocabulary {
         /// The tokenizer's file.
@@ -38,7 +38,7 @@ pub enum EngramError {
     /// `engram_pad_token_id` is no id of the tokenizer.
     #[error(
         "engram_pad_token_id {id} is outside the vocabulary of {}: expected less than {vocab_size}",
-        path.display()
+        Shown(path)
     )]
     PadToken {
         /// The tokenizer's file.
@@ -94,7 +94,7 @@ pub enum EngramError {
         vocab_size: usize,
     },
     /// A token could not be spelled out or normalised.
-    #[error("token id {id} of {} cannot be folded: {reason}", path.display())]
+    #[error("token id {id} of {} cannot be folded: {reason}", Shown(path))]
     Fold {
         /// The tokenizer's file.
         path: PathBuf,
@@ -104,7 +104,7 @@ pub enum EngramError {
         reason: String,
     },
     /// The tables that a configuration describes.
-    #[error("{}: {cause}", path.display())]
+    #[error("{}: {cause}", Shown(path))]
     Config {
         /// The configuration's file.
         path: PathBuf,

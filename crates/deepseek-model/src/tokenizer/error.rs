@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::growth::MAX_GROWTH;
-use crate::config::{Violation, Violations, unreadable};
+use crate::config::{Violation, Violations, file::Shown, unreadable};
 
 /// The release of the `tokenizers` crate this one is built with, for error messages: a file that
 /// it refuses was most likely written by a newer one.
@@ -14,7 +14,7 @@ pub const LIBRARY_VERSION: &str = "0.23";
 #[non_exhaustive]
 pub enum TokenizerError {
     /// The file is missing or unreadable.
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}", Shown(path))]
     Read {
         /// The file.
         path: PathBuf,
@@ -22,7 +22,7 @@ pub enum TokenizerError {
         source: std::io::Error,
     },
     /// The file is not whole JSON: most often a download that broke off.
-    #[error("{} {}", path.display(), unreadable("valid JSON (truncated?)", key))]
+    #[error("{} {}", Shown(path), unreadable("valid JSON (truncated?)", key))]
     Json {
         /// The file.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum TokenizerError {
         source: serde_json::Error,
     },
     /// The file holds a key twice, most likely a token with two ids.
-    #[error("{} breaks {}", path.display(), Violations(violations))]
+    #[error("{} breaks {}", Shown(path), Violations(violations))]
     Repeated {
         /// The file.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub enum TokenizerError {
     #[error(
         "the tokenizers crate {LIBRARY_VERSION} cannot read the {part} of {}, which is damaged or \
          newer than the library: {reason}",
-        path.display()
+        Shown(path)
     )]
     Unsupported {
         /// The file.
@@ -56,7 +56,7 @@ pub enum TokenizerError {
     /// A part that can make so much of a text that memory runs out.
     #[error(
         "the {part} of {} can make {growth} bytes or more of one, expected at most {MAX_GROWTH}",
-        path.display()
+        Shown(path)
     )]
     Growth {
         /// The file.
@@ -69,7 +69,7 @@ pub enum TokenizerError {
     /// A text that the normalizer could make so long that memory runs out.
     #[error(
         "the normalizer of {} could make {could} bytes of a text of {bytes}, expected at most {max}",
-        path.display()
+        Shown(path)
     )]
     Grown {
         /// The file.
@@ -86,7 +86,7 @@ pub enum TokenizerError {
         "{} gives the added token {token:?} the id {id}, which the tokenizers crate \
          {LIBRARY_VERSION} makes {renumbered}: expected ids that follow those of the vocabulary \
          without a gap",
-        path.display()
+        Shown(path)
     )]
     Renumbered {
         /// The file.
@@ -101,7 +101,7 @@ pub enum TokenizerError {
     /// Two tokens of one id: it would be read as either.
     #[error(
         "{} gives the tokens {:?} and {:?} the id {id}, expected an id for each",
-        path.display(),
+        Shown(path),
         tokens[0],
         tokens[1]
     )]
@@ -117,7 +117,7 @@ pub enum TokenizerError {
     /// unknown: the library would leave it out and say nothing.
     #[error(
         "{} has no token for {text:?} at byte {at} of the text, nor one for what is unknown",
-        path.display()
+        Shown(path)
     )]
     NoToken {
         /// The file.
@@ -128,7 +128,10 @@ pub enum TokenizerError {
         at: usize,
     },
     /// A text of which nothing is left.
-    #[error("{} leaves no token of a text that is not empty, expected at least 1", path.display())]
+    #[error(
+        "{} leaves no token of a text that is not empty, expected at least 1",
+        Shown(path)
+    )]
     NothingLeft {
         /// The file.
         path: PathBuf,
@@ -137,7 +140,7 @@ pub enum TokenizerError {
     #[error(
         "{} gives the token {token:?} the id {id}, expected less than the model's vocab_size \
          ({vocab_size}): tokenizer.json and config.json do not belong together",
-        path.display()
+        Shown(path)
     )]
     Vocabulary {
         /// The file.
@@ -164,7 +167,7 @@ pub enum TokenizerError {
         longest: usize,
     },
     /// The `tokenizers` crate failed on a text or on ids.
-    #[error("the tokenizer {} cannot {action}: {reason}", path.display())]
+    #[error("the tokenizer {} cannot {action}: {reason}", Shown(path))]
     Failed {
         /// The file.
         path: PathBuf,

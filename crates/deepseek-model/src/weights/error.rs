@@ -11,7 +11,7 @@ use super::{
     checkpoint,
     problem::{Problem, Problems, Quoted},
 };
-use crate::config::{ConfigError, Violation, Violations, unreadable};
+use crate::config::{ConfigError, Violation, Violations, file::Shown, unreadable};
 use crate::memory::{Bytes, Shortage};
 
 /// Why weights cannot be had.
@@ -22,7 +22,7 @@ pub enum WeightsError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// There is no such directory.
-    #[error("there is no directory {}", dir.display())]
+    #[error("there is no directory {}", Shown(dir))]
     NoDirectory {
         /// The directory asked for.
         dir: PathBuf,
@@ -30,14 +30,14 @@ pub enum WeightsError {
     /// The directory has no checkpoint.
     #[error(
         "{} holds neither model.safetensors.index.json nor model.safetensors",
-        dir.display()
+        Shown(dir)
     )]
     NoCheckpoint {
         /// The directory asked for.
         dir: PathBuf,
     },
     /// A file cannot be read.
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}", Shown(path))]
     Read {
         /// The file.
         path: PathBuf,
@@ -45,7 +45,7 @@ pub enum WeightsError {
         source: io::Error,
     },
     /// The index is no JSON.
-    #[error("{} {}", path.display(), unreadable("a shard index", key))]
+    #[error("{} {}", Shown(path), unreadable("a shard index", key))]
     Index {
         /// The index.
         path: PathBuf,
@@ -55,7 +55,7 @@ pub enum WeightsError {
         source: serde_json::Error,
     },
     /// The index has no `weight_map` from tensor names to file names, or names a tensor twice.
-    #[error("{} breaks {}", path.display(), Violations(violations))]
+    #[error("{} breaks {}", Shown(path), Violations(violations))]
     IndexEntries {
         /// The index.
         path: PathBuf,
@@ -63,7 +63,7 @@ pub enum WeightsError {
         violations: Vec<Violation>,
     },
     /// The checkpoint is damaged, or is not the one the configuration describes.
-    #[error("{}{} has {problems}", dir.display(), unread_note(*unread))]
+    #[error("{}{} has {problems}", Shown(dir), unread_note(*unread))]
     Checkpoint {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -76,7 +76,7 @@ pub enum WeightsError {
     #[error(
         "{}{} has {found} tensors, but {layers} layers (num_hidden_layers) of {experts} experts \
          (n_routed_experts) need at least {needed}",
-        dir.display(),
+        Shown(dir),
         unread_note(*unread)
     )]
     TooFew {
@@ -96,7 +96,7 @@ pub enum WeightsError {
     /// The tensors do not fit the memory.
     #[error(
         "{} takes {} of memory as {dtype:?}, {shortage}",
-        dir.display(),
+        Shown(dir),
         match bytes {
             Some(bytes) => format!("{bytes} bytes"),
             None => "more bytes than can be addressed".to_owned(),
@@ -116,7 +116,7 @@ pub enum WeightsError {
     #[error(
         "{} takes {} of the device's memory as {dtype:?}, expected at most the {} that are free: {} are \
          missing",
-        dir.display(),
+        Shown(dir),
         Bytes(*needed),
         Bytes(*free),
         Bytes(needed.saturating_sub(*free))
@@ -186,7 +186,7 @@ pub enum WeightsError {
     #[error(
         "{} in {}: row {row} has a scale that is not finite",
         Quoted(tensor),
-        path.display()
+        Shown(path)
     )]
     RowScale {
         /// The file of the scales.
@@ -200,7 +200,7 @@ pub enum WeightsError {
     #[error(
         "{} in {}: row {row} has a value that is not finite",
         Quoted(tensor),
-        path.display()
+        Shown(path)
     )]
     RowValue {
         /// The file of the values.

@@ -28,7 +28,8 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(Metadata, usize), Vec<Pr
     let Json { value, repeated } = json::parse(header).map_err(|stopped| {
         of_file(match stopped.key.as_str() {
             "" => format!("invalid JSON in header: {}", stopped.source),
-            key => format!("invalid JSON in header at {key}: {}", stopped.source),
+            // Keys can be long, and what is long is cut at its end.
+            key => format!("invalid JSON in header: {}, in {key}", stopped.source),
         })
     })?;
     if !repeated.is_empty() {
@@ -111,13 +112,19 @@ fn bad_entries(file: &str, header: &Map<String, Value>) -> Vec<Problem> {
     if problems.is_empty() {
         // The format wants the tensors to follow each other without gap or overlap.
         spans.sort_unstable();
-        let mut end = 0;
+        let (mut end, mut before) = (0, None);
         for ((from, to), tensor) in spans {
+            // Either of the two may be the one that is wrong.
+            let reason = match before {
+                None => format!("starts at byte {from}, expected 0 of the first tensor"),
+                Some(before) => {
+                    format!("starts at byte {from}, expected {end}, the end of {before}")
+                }
+            };
             if from != end {
-                let reason = format!("starts at byte {from}, the tensor before it ends at {end}");
                 problems.push(entry_problem(tensor, file, reason));
             }
-            end = to;
+            (end, before) = (to, Some(tensor));
         }
     }
     problems
