@@ -165,9 +165,11 @@ impl Config {
                 .map(|(i, _)| i as u32)
                 .collect()
         };
-        let ratios = self.layers.iter().map(|layer| layer.ratio as u32);
+        // A number that was changed to no u32 must not become another that replays.
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let ratios = self.layers.iter().map(|layer| number(layer.ratio));
         ReplayLayers::from_schedule(&LayerSchedule {
-            num_layers: self.layers.len() as u32,
+            num_layers: number(self.layers.len()),
             kv_sources: &ids(|i, layer| layer.kv_source == Some(i)),
             compress_ratios: &ratios.collect::<Vec<_>>(),
             engram_layers: &ids(|_, layer| layer.engram.is_some()),

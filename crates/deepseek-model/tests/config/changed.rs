@@ -93,3 +93,14 @@ fn a_changed_configuration_is_refused_before_it_is_computed_with() {
     let refused = "the configuration was changed since it was read: ";
     insta::assert_snapshot!("changed", report.replace(refused, ""));
 }
+
+/// Of a ratio past 32 bits the low ones can be 0, which would be a layer that compresses nothing.
+#[cfg(target_pointer_width = "64")]
+#[test]
+fn a_ratio_past_32_bits_does_not_replay() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bf16-s1");
+    let mut config = Config::load(&dir).unwrap();
+    config.replay_layers().unwrap();
+    config.layers[5].ratio = 1 << 32;
+    config.replay_layers().unwrap_err();
+}
