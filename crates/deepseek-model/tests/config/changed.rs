@@ -72,6 +72,7 @@ fn a_changed_configuration_is_refused_before_it_is_computed_with() {
     let options = CacheOptions {
         max_sequences: 2,
         max_tokens: 600,
+        page_tokens: CacheOptions::PAGE_TOKENS,
         policy: ReplayPolicy::Off,
         sampled_rows: NonZeroU32::MIN,
     };
