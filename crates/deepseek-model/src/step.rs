@@ -160,6 +160,17 @@ pub enum StepError {
         /// What there is.
         shortage: Shortage,
     },
+    /// Rows that only rebuild window KV after a hit, with nothing below them: what they give is no
+    /// result.
+    #[error(
+        "step: request {request} reads rows before position {shared}, which only rebuild window KV behind what was found in the cache"
+    )]
+    ReadsRebuiltRows {
+        /// Index of the request in the step.
+        request: usize,
+        /// Tokens whose entries were found.
+        shared: usize,
+    },
     /// Logits of rows that the policy drops, or keeps for the next rows alone.
     #[error(
         "step: request {request} reads prefill rows that {policy} may drop: expected at most the last {sampled_rows} of the prompt (CacheOptions::sampled_rows), or a sequence with keeps_rows"

@@ -175,3 +175,28 @@ fn an_engine_ends() {
     };
     assert!(updates.into_iter().all(stopped));
 }
+
+/// A client whose sink panics is gone, and the others are served; those that wait when the engine is
+/// dropped are told, by sinks as well.
+#[test]
+fn sinks_that_panic_and_sinks_at_the_end() {
+    let engine = start(8);
+    engine
+        .submit_to(request(1, 9, 3), |_| panic!("a client's own fault"))
+        .unwrap();
+    let updates = engine.submit(request(2, 9, 3)).unwrap();
+    assert_eq!(tokens(&updates.collect::<Vec<_>>()).len(), 3);
+    let (told, ends) = mpsc::channel();
+    for seed in 0..6 {
+        let told = told.clone();
+        let sink = move |update: Update| {
+            if let Update::Failed(error) = update {
+                told.send(matches!(*error, Error::EngineStopped)).unwrap();
+            }
+            true
+        };
+        engine.submit_to(request(seed, 60, 100), sink).unwrap();
+    }
+    drop((engine, told));
+    assert_eq!(ends.iter().collect::<Vec<_>>(), [true; 6]);
+}

@@ -370,3 +370,81 @@ fn hits_around_the_window() {
         }
     }
 }
+
+/// A text whose beginning is known, but too little of it to be worth taking over: its own pages become
+/// known all the same, where they hold the same as those of others.
+#[test]
+fn a_text_whose_beginning_is_not_adopted_becomes_known() {
+    let model = load("bf16-s1", false);
+    for policy in [ReplayPolicy::Off, ReplayPolicy::Exact] {
+        let mut cache = paged(&model, policy, 1024, 8);
+        let pages = cache.free_pages();
+        let first = text(1, 20);
+        let (a, _) = add(&mut cache, &first);
+        run(&model, &mut cache, a, (&first, &[]), 100);
+        let longer = [&first[..16], &text(2, 160)].concat();
+        let (b, found) = add(&mut cache, &longer);
+        assert_eq!(found, CachedPrefix::default());
+        let want = run(&model, &mut cache, b, (&longer, &[]), 50);
+        // The two pages that both begin with are one of each.
+        assert_eq!(cache.free_pages(), pages - 3 - 22 + 2);
+        cache.remove(b).unwrap();
+        cache.remove(a).unwrap();
+        assert_eq!(cache.free_pages(), pages);
+        let (c, found) = add(&mut cache, &longer);
+        assert_eq!(found.tokens, 168, "{policy}");
+        let got = run(&model, &mut cache, c, (&longer, &[]), 50);
+        assert_close("logits", &got[0], &want[0], 1e-4);
+    }
+}
+
+/// Rows before the end of a hit rebuild window KV: what they give is no result, and nobody may read it.
+#[test]
+fn rows_before_the_end_of_a_hit_cannot_be_read() {
+    let model = load("bf16-s1", false);
+    let mut cache = cache(&model, ReplayPolicy::Off, 2048);
+    let known = text(1, 2 * PAGE);
+    let (first, _) = add(&mut cache, &known);
+    run(&model, &mut cache, first, (&known, &[]), 100);
+    let prompt = [&known[..], &text(2, 4)].concat();
+    let (sequence, found) = add(&mut cache, &prompt);
+    let mut read = |logits| {
+        let request = StepRequest {
+            sequence,
+            tokens: &prompt[found.start..],
+            logits,
+        };
+        model.forward(&[request], &mut cache)
+    };
+    let refused = read(LogitRows::Tail(5)).unwrap_err();
+    insta::assert_snapshot!(refused, @"step: request 0 reads rows before position 256, which only rebuild window KV behind what was found in the cache");
+    assert_eq!(read(LogitRows::Tail(4)).unwrap().logits.dim(0).unwrap(), 4);
+}
+
+/// Contexts that nobody computed are of no text.
+#[test]
+fn assumed_and_filled_pages_are_not_found() {
+    let model = load("bf16-s1", false);
+    let mut cache = cache(&model, ReplayPolicy::PromptTail, 2048);
+    let known = text(1, 2 * PAGE);
+    let (first, _) = add(&mut cache, &known);
+    cache.assume(first, 300 - 44).unwrap();
+    let tokens = text(2, PAGE);
+    for token in &tokens {
+        let request = StepRequest {
+            sequence: first,
+            tokens: &[*token],
+            logits: LogitRows::None,
+        };
+        model.forward(&[request], &mut cache).unwrap();
+    }
+    let longer = [&tokens[..], &[5; 9]].concat();
+    assert_eq!(add(&mut cache, &longer).1, CachedPrefix::default());
+
+    let (second, _) = add(&mut cache, &known);
+    run(&model, &mut cache, second, (&known, &[]), 100);
+    cache.remove(second).unwrap();
+    cache.fill(f32::NAN).unwrap();
+    let longer = [&known[..], &[5; 9]].concat();
+    assert_eq!(add(&mut cache, &longer).1, CachedPrefix::default());
+}

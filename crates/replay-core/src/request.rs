@@ -28,7 +28,8 @@ pub struct Request {
     /// `s`: length of the sequence after this step.
     pub seq_len: u32,
     /// `p`: length of the prompt: every token known before the first one is sampled. A request that
-    /// was preempted and is computed anew counts the tokens it had generated.
+    /// was preempted and is computed anew either counts the tokens it had generated, or feeds them again as
+    /// decode rows: then its window KV becomes what it was.
     pub prompt_len: u32,
     /// The first position for which the request holds window KV: 0 for a cold one, and after a
     /// prefix hit what [`PrefixHit::replay_start`](crate::PrefixHit::replay_start) says.

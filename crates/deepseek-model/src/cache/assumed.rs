@@ -10,6 +10,7 @@ impl KvCache {
     /// # Errors
     /// If a device operation fails.
     pub fn fill_random(&mut self, seed: u64) -> Result<()> {
+        self.pool.forget_idle();
         let mut tensors = Vec::new();
         for layer in self.storage.layers.iter() {
             tensors.push(layer.window.data());
@@ -51,6 +52,8 @@ impl KvCache {
         self.pool.check(self.pool.missing(len, 0))?;
         self.pool.grow(&mut sequence.pages, len);
         sequence.len = len;
+        // Nobody knows of which text.
+        sequence.published = None;
         Ok(())
     }
 }

@@ -51,7 +51,8 @@ impl KvCache {
     /// [`Self::len`] of the new sequence is [`CachedPrefix::start`]; its first step takes the tokens
     /// from there on.
     ///
-    /// Whole pages are found, and the last token of the prompt is always computed. How many rows are
+    /// Whole pages are found, and no row is among them that may be read: the last
+    /// [`CacheOptions::sampled_rows`](super::CacheOptions::sampled_rows) of the prompt. How many rows are
     /// computed again depends on the policy:
     ///
     /// - Under `StepTail` and `PromptTail` it is a window's, `W`. They are computed without the window
@@ -81,7 +82,8 @@ impl KvCache {
         let page_tokens = self.pool.page_tokens();
         let mut pages = Vec::new();
         if !keeps_rows {
-            let whole = &prompt[..at_most.min(prompt.len() - 1)];
+            let read = self.planner.sampled_rows();
+            let whole = &prompt[..at_most.min(prompt.len().saturating_sub(read))];
             pages = self.pool.prefixes.find(salt, whole, page_tokens);
         }
         let hit = pages.len() * page_tokens;
@@ -137,6 +139,11 @@ impl KvCache {
         self.pool.page_tokens()
     }
 
+    /// Whether a sequence that finds entries gives what one gives that finds none.
+    pub(super) fn rebuilds_exactly(&self) -> bool {
+        matches!(self.policy(), ReplayPolicy::Off | ReplayPolicy::Exact)
+    }
+
     /// Where a prompt has to be computed from after a hit of so many tokens; `None` if that is before
     /// its beginning.
     fn rerun_from(&self, hit: usize, prompt_len: usize) -> Option<usize> {
@@ -163,8 +170,9 @@ impl KvCache {
 }
 
 impl PagePool {
-    /// Makes the pages known that a step's tokens fill, before they are counted.
-    pub(super) fn publish(&mut self, sequence: &mut Sequence, tokens: &[u32]) {
+    /// Makes the pages known that a step's tokens fill, before they are counted. `exact`: whether
+    /// entries of the same text are the same whatever was found in the cache.
+    pub(super) fn publish(&mut self, sequence: &mut Sequence, tokens: &[u32], exact: bool) {
         let Some(published) = &mut sequence.published else {
             return;
         };
@@ -177,17 +185,26 @@ impl PagePool {
             if published.tokens.len() < page_tokens {
                 continue;
             }
-            let number = sequence.pages[page];
-            if !self
+            let own = sequence.pages[page];
+            let same = self
                 .prefixes
-                .publish(published.last, &published.tokens, number)
-            {
-                // Another sequence was first. What follows would hang on a page that this one does
-                // not hold.
-                sequence.published = None;
-                return;
+                .publish(published.last, &published.tokens, own);
+            match same {
+                Ok(()) => {}
+                // Another sequence was first: what it wrote is the same.
+                Err(known) if exact => {
+                    self.prefixes.hold(&[known]);
+                    self.free(vec![own]);
+                    sequence.pages[page] = known;
+                }
+                // What it wrote comes close, and this text would change by it. What follows would hang
+                // on a page that this sequence does not hold.
+                Err(_) => {
+                    sequence.published = None;
+                    return;
+                }
             }
-            published.last = Parent::Page(number);
+            published.last = Parent::Page(sequence.pages[page]);
             published.tokens.clear();
             page += 1;
         }

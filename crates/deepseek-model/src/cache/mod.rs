@@ -42,9 +42,9 @@ pub struct CacheOptions {
     /// sequences whose tokens add up to `max_tokens` have room, however they are shared out. So it
     /// is enough to add up what each sequence may reach: prompt, and tokens to generate.
     pub max_tokens: usize,
-    /// Tokens of a page at least: it has the least common multiple of the model's compression ratios that
-    /// is this or more. [`Self::PAGE_TOKENS`], if there is no reason for another number: a text finds
-    /// the beginning that it shares with others by whole pages.
+    /// Tokens of a page at least: it has the smallest multiple of the least common multiple of the model's
+    /// compression ratios that is this or more. [`Self::PAGE_TOKENS`], if there is no reason for another
+    /// number: a text finds the beginning that it shares with others by whole pages.
     pub page_tokens: usize,
     /// How prefill is cut short. One policy for the life of a cache: window KV written under one
     /// is not what another expects.
@@ -261,6 +261,7 @@ impl KvCache {
     /// # Errors
     /// If a device operation fails.
     pub fn fill(&mut self, value: f32) -> Result<()> {
+        self.pool.forget_idle();
         for layer in self.storage.layers.iter() {
             layer.window.fill(value)?;
             if let Some(source) = &layer.source {

@@ -64,6 +64,13 @@ impl PagePool {
         pages.extend((0..needed).map(|_| next().expect("pages were checked")));
     }
 
+    /// Forgets what pages hold that no sequence holds.
+    pub(crate) fn forget_idle(&mut self) {
+        while let Some(page) = self.prefixes.evict() {
+            self.free.push(page);
+        }
+    }
+
     /// Takes the pages of a sequence back. Those whose text is known stay so until they are needed.
     pub(crate) fn free(&mut self, pages: Vec<u32>) {
         for page in pages.into_iter().rev() {

@@ -65,18 +65,16 @@ impl PrefixIndex {
         }
     }
 
-    /// Makes a page known that one sequence holds. `false`, and nothing changes, if another page has
-    /// the same text, or the page before it is not known (any more).
-    pub(crate) fn publish(&mut self, parent: Parent, tokens: &[u32], page: u32) -> bool {
+    /// Makes a page known that one sequence holds, behind a page that it holds as well. If another
+    /// page has the same text, nothing changes: the other page is given.
+    pub(crate) fn publish(&mut self, parent: Parent, tokens: &[u32], page: u32) -> Result<(), u32> {
         let key = (parent, Box::from(tokens));
-        if self.pages.contains_key(&key) {
-            return false;
+        if let Some(&known) = self.pages.get(&key) {
+            return Err(known);
         }
         if let Parent::Page(parent) = parent {
-            let Some(node) = self.nodes.get_mut(&parent) else {
-                return false;
-            };
-            node.children += 1;
+            let node = self.nodes.get_mut(&parent);
+            node.expect("held by the same sequence").children += 1;
         }
         let node = Node {
             parent,
@@ -87,7 +85,7 @@ impl PrefixIndex {
         };
         self.nodes.insert(page, node);
         self.pages.insert(key, page);
-        true
+        Ok(())
     }
 
     /// One sequence less holds a page; `false` if the page is not known.
@@ -172,7 +170,6 @@ mod tests {
                         }
                         index.hold(&pages);
                         let mut parent = pages.last().map_or(Parent::Salt(salt), |&p| Parent::Page(p));
-                        let mut first = true;
                         for end in (pages.len() + 1)..=text.len() / PAGE_TOKENS {
                             let page = free.pop().unwrap_or_else(|| {
                                 next += 1;
@@ -181,7 +178,14 @@ mod tests {
                             prop_assert!(!live.iter().flatten().any(|held| *held == page));
                             let upto = text[..end * PAGE_TOKENS].to_vec();
                             let own = &upto[(end - 1) * PAGE_TOKENS..];
-                            first = first && index.publish(parent, own, page);
+                            let page = match index.publish(parent, own, page) {
+                                Ok(()) => page,
+                                Err(known) => {
+                                    index.hold(&[known]);
+                                    free.push(page);
+                                    known
+                                }
+                            };
                             parent = Parent::Page(page);
                             written.insert(page, (salt, upto));
                             pages.push(page);

@@ -106,6 +106,13 @@ impl KvCache {
             }
             .into());
         }
+        if read > 0 && end - read < sequence.shared {
+            return Err(StepError::ReadsRebuiltRows {
+                request: i,
+                shared: sequence.shared,
+            }
+            .into());
+        }
         Ok(self.pool.missing(end, sequence.pages.len()))
     }
 
@@ -130,12 +137,13 @@ impl KvCache {
     /// Counts the tokens of a finished step, and keeps the ids that later n-grams reach back to.
     pub(crate) fn advance(&mut self, requests: &[StepRequest<'_>]) {
         let lookback = self.lookback();
+        let exact = self.rebuilds_exactly();
         for request in requests {
             let Ok(sequence) = self.sequences.get_mut(request.sequence) else {
                 continue;
             };
             sequence.unfinished = false;
-            self.pool.publish(sequence, request.tokens);
+            self.pool.publish(sequence, request.tokens, exact);
             sequence.len += request.tokens.len();
             sequence.tail.extend_from_slice(
                 &request.tokens[request.tokens.len().saturating_sub(lookback)..],

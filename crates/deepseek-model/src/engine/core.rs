@@ -22,14 +22,15 @@ pub(super) struct Running {
 
 /// Requests, first come first served, over one model and its cache.
 ///
-/// Each [`Self::step`] runs a decode row of every sequence whose text is computed, then as many tokens
+/// Each [`Self::step`] runs a decode row of the sequences whose text is computed, then as many tokens
 /// of prompts as the budget leaves, oldest request first. A request begins to run when there is a place
 /// and room for all that is known of it. One that later finds no room for its next token takes that of
-/// the youngest, which is computed again from the tokens that it has: its text does not change by that,
-/// up to rounding.
+/// the youngest, which is computed again from the tokens that it has. Where a budget is smaller than the
+/// number of sequences that decode, the oldest do.
 ///
-/// Texts are those of lone runs, up to rounding: under `Exact` and `Off` always, under the other
-/// policies where nothing was found in the cache.
+/// Texts are those of lone runs, up to rounding: under `Exact` and `Off` always, under `PromptTail` where
+/// nothing is found in the cache. Under `StepTail` they depend on how prompts are cut into chunks, and so
+/// on what runs beside them.
 #[derive(Debug)]
 pub struct EngineCore {
     pub(super) runner: Runner,
@@ -38,6 +39,9 @@ pub struct EngineCore {
     /// Oldest first.
     pub(super) running: Vec<Running>,
     next_id: u64,
+    /// The first that waits, when there was no room for it; how many pages were free then, and how many
+    /// ran.
+    pub(super) refused: Option<(RequestId, usize, usize)>,
     pub(super) stats: EngineStats,
     pages: usize,
 }
@@ -83,6 +87,7 @@ impl EngineCore {
             waiting: VecDeque::new(),
             running: Vec::new(),
             next_id: 0,
+            refused: None,
             stats: EngineStats::default(),
         })
     }
@@ -109,7 +114,9 @@ impl EngineCore {
     pub fn submit(&mut self, request: EngineRequest) -> Result<RequestId, EngineError> {
         check(self.model(), &request, self.fits())?;
         let max = self.options.max_waiting;
-        if self.waiting.len() >= max {
+        // One that lost its room has been taken in before.
+        let new = self.waiting.iter().filter(|job| job.cached.is_none());
+        if new.count() >= max {
             return Err(EngineError::Full { max });
         }
         let id = RequestId(self.next_id);

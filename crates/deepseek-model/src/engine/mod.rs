@@ -58,7 +58,8 @@ pub struct EngineOptions {
     pub runner: RunnerOptions,
     /// Rows of a step at most. Decode rows come first; prompts share what is left.
     pub max_step_tokens: NonZeroUsize,
-    /// Requests that wait at most, beside those that run.
+    /// Requests that wait at most, beside those that run. A request waits at least until the next step, so
+    /// that 0 takes none.
     pub max_waiting: usize,
     /// Whether prompts find the entries that others have computed of the same beginning; see
     /// [`KvCache::add_prompt`](crate::KvCache::add_prompt).

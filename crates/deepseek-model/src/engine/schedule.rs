@@ -90,19 +90,36 @@ impl EngineCore {
         updates: &mut Vec<(super::RequestId, Update)>,
     ) -> Result<()> {
         while plan.budget > 0 && self.running.len() < self.options.cache.max_sequences {
-            let Some(job) = self.waiting.pop_front() else {
-                break;
-            };
             let index = self.running.len();
             let reserved = self.reserved(plan)?;
-            let (sequence, cached) = self.add(&job)?;
+            let Some(id) = self.waiting.front().map(|job| job.id) else {
+                break;
+            };
+            // To look again costs as much as the prompt is long.
+            let room = (id, self.free(plan), index);
+            let refused = |&(first, free, running): &(_, usize, usize)| {
+                first == id && free >= room.1 && running == index
+            };
+            if self.refused.as_ref().is_some_and(refused) {
+                break;
+            }
+            let job = self.waiting.pop_front().expect("there is a first");
+            let (sequence, cached) = match self.add(&job) {
+                Ok(added) => added,
+                Err(error) => {
+                    self.waiting.push_front(job);
+                    return Err(error);
+                }
+            };
             self.running.push(Running { job, sequence });
             let known = self.running[index].job.tokens.len();
             let needed = self.missing(index, known + 1)?;
             if index > 0 && needed + reserved > self.free(plan) {
+                self.refused = Some(room);
                 self.withdraw(index)?;
                 break;
             }
+            self.refused = None;
             let job = &mut self.running[index].job;
             if job.cached.is_none() {
                 job.cached = Some(cached);

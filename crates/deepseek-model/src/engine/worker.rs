@@ -141,7 +141,8 @@ impl Engine {
     }
 
     /// The same; `sink` gets the updates, on the engine's thread, and must not block. The request is
-    /// cancelled when it gives `false`, or when the flag that this function gives is set.
+    /// cancelled when it gives `false`, when it panics, or when the flag that this function gives is set.
+    /// It must not drop the engine, whose end waits for the thread.
     ///
     /// # Errors
     /// As [`Self::submit`].
@@ -168,7 +169,10 @@ impl Engine {
             sink: Box::new(sink),
             cancelled: cancelled.clone(),
         };
-        orders.send(order).map_err(|_| Error::EngineStopped)?;
+        if orders.send(order).is_err() {
+            counted.fetch_sub(1, Ordering::Relaxed);
+            return Err(Error::EngineStopped.into());
+        }
         Ok(cancelled)
     }
 
@@ -176,7 +180,10 @@ impl Engine {
     pub fn stats(&self) -> EngineStats {
         let stats = self.shared.stats.lock();
         let mut stats = *stats.unwrap_or_else(PoisonError::into_inner);
-        stats.waiting = self.shared.waiting.load(Ordering::Relaxed);
+        // Some may not have come to the thread yet.
+        stats.waiting = stats
+            .waiting
+            .max(self.shared.waiting.load(Ordering::Relaxed));
         stats
     }
 
@@ -246,8 +253,20 @@ impl Worker {
         worker
     }
 
-    /// Runs until nobody can order any more and all that was ordered is done.
+    /// Serves, and tells those who still wait at the end that there is one.
     fn run(mut self, orders: &mpsc::Receiver<Order>) {
+        self.serve(orders);
+        let stopped = || Update::Failed(Arc::new(Error::EngineStopped));
+        for client in self.clients.values_mut() {
+            tell(&mut client.sink, stopped());
+        }
+        for mut order in orders.try_iter() {
+            tell(&mut order.sink, stopped());
+        }
+    }
+
+    /// Runs until nobody can order any more and all that was ordered is done, or all is given up.
+    fn serve(&mut self, orders: &mpsc::Receiver<Order>) {
         let mut open = true;
         loop {
             if self.core.is_idle() {
@@ -273,7 +292,7 @@ impl Worker {
                 return;
             }
             self.cancel();
-            // After a panic nothing is known of the cache. What clients wait for ends with the thread.
+            // After a panic nothing is known of the cache.
             let Ok(updates) = catch_unwind(AssertUnwindSafe(|| self.core.step())) else {
                 return;
             };
@@ -303,7 +322,7 @@ impl Worker {
             Err(error) => {
                 self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
                 let error = Error::from(error);
-                (client.sink)(Update::Failed(Arc::new(error)));
+                tell(&mut client.sink, Update::Failed(Arc::new(error)));
             }
         }
     }
@@ -331,7 +350,7 @@ impl Worker {
             client.started = true;
             self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
         }
-        let wanted = (client.sink)(update);
+        let wanted = tell(&mut client.sink, update);
         if is_last {
             self.clients.remove(&id);
         } else if !wanted {
@@ -343,4 +362,9 @@ impl Worker {
         let stats = self.shared.stats.lock();
         *stats.unwrap_or_else(PoisonError::into_inner) = self.core.stats();
     }
+}
+
+/// Whether a client wants more. One that panics wants no more, and is no harm to others.
+fn tell(sink: &mut Sink, update: Update) -> bool {
+    catch_unwind(AssertUnwindSafe(|| sink(update))).unwrap_or(false)
 }

@@ -18,6 +18,8 @@ use crate::{Config, LayerStats, Result, StepRequest, StepStats, cache::Sequence,
 #[derive(Debug, Clone)]
 pub(crate) struct ReplayPlanner {
     policy: ReplayPolicy,
+    /// Rows at the end of a prompt that are sure to be right.
+    sampled_rows: NonZeroU32,
     /// None under `Off`, which any model can run.
     planner: Option<Planner>,
 }
@@ -33,6 +35,7 @@ impl ReplayPlanner {
         if policy == ReplayPolicy::Off {
             return Ok(Self {
                 policy,
+                sampled_rows,
                 planner: None,
             });
         }
@@ -44,6 +47,7 @@ impl ReplayPlanner {
         });
         Ok(Self {
             policy,
+            sampled_rows,
             planner: Some(planner),
         })
     }
@@ -56,8 +60,13 @@ impl ReplayPlanner {
     /// a window of them: for the window KV, and with results of their own that lack what was dropped
     /// before them.
     pub(crate) fn readable_rows(&self) -> Option<usize> {
-        let planner = self.planner.as_ref()?;
-        Some(planner.config().sampled_rows.get() as usize)
+        self.planner.as_ref().map(|_| self.sampled_rows())
+    }
+
+    /// How many rows at the end of a prompt are right under every policy, and whatever was found in
+    /// the cache.
+    pub(crate) fn sampled_rows(&self) -> usize {
+        self.sampled_rows.get() as usize
     }
 
     /// The first row of a prompt that runs in the layer at the cut; 0 under `Off`.
@@ -87,6 +96,7 @@ impl ReplayPlanner {
         }
         Ok(Self {
             policy: self.policy,
+            sampled_rows: self.sampled_rows,
             planner,
         })
     }

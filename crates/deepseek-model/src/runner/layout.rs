@@ -20,8 +20,8 @@ pub(super) enum List {
     Spans,
     /// `[requests, most pages]`.
     Pages,
-    /// `[requests]`: for the layers before the cut, which read from the start, and for each replay
-    /// layer.
+    /// `[requests]`: for the layers before the cut, which read from where a sequence begins, and for
+    /// each replay layer.
     KvStart(usize),
     /// `[rows]`, for rings of a capacity.
     Ring(usize),

@@ -88,7 +88,8 @@ impl StepLists {
             let numbers = [span.slot, span.first_row, span.first_pos, span.len];
             self.put(List::Spans, request * 4, numbers.map(|x| x as u32));
             if takes_pages {
-                let list = pages.of(request).iter().copied();
+                // Of what was found in the cache there may be more than any row of the step sees.
+                let list = pages.of(request).iter().copied().take(width);
                 self.put(List::Pages, request * width, list);
             }
             self.put(List::Positions, span.first_row, span.positions());
