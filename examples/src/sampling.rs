@@ -54,16 +54,33 @@ const MAX_QUOTED: usize = 60;
 
 /// Keys of `generation_config.json` that change which tokens are chosen and are not followed here: each
 /// with the value that changes nothing, and whether it matters only where tokens are drawn.
-const IGNORED: [(&str, f64, bool); 9] = [
+const IGNORED: [(&str, f64, bool); 26] = [
     ("repetition_penalty", 1.0, false),
     ("encoder_repetition_penalty", 1.0, false),
     ("no_repeat_ngram_size", 0.0, false),
+    ("encoder_no_repeat_ngram_size", 0.0, false),
+    ("presence_penalty", 0.0, false),
+    ("frequency_penalty", 0.0, false),
+    ("exponential_decay_length_penalty", 0.0, false),
+    ("sequence_bias", 0.0, false),
+    ("bad_words_ids", 0.0, false),
+    ("suppress_tokens", 0.0, false),
+    ("begin_suppress_tokens", 0.0, false),
+    ("forced_bos_token_id", -1.0, false),
+    ("forced_eos_token_id", -1.0, false),
+    ("stop_strings", 0.0, false),
+    ("min_length", 0.0, false),
+    ("min_new_tokens", 0.0, false),
+    ("guidance_scale", 1.0, false),
+    ("penalty_alpha", 0.0, false),
+    ("num_return_sequences", 1.0, false),
     ("num_beams", 1.0, false),
     ("min_p", 0.0, true),
     ("typical_p", 1.0, true),
     ("epsilon_cutoff", 0.0, true),
     ("eta_cutoff", 0.0, true),
     ("top_h", 1.0, true),
+    ("xtc_probability", 0.0, true),
 ];
 
 /// What drawing is like where nobody says otherwise.
@@ -158,7 +175,8 @@ impl Recommended {
                     .iter()
                     .filter_map(|&(key, plain, of_drawing)| {
                         let value = fields.get(key).filter(|value| !value.is_null())?;
-                        let changes = value.as_f64() != Some(plain);
+                        let empty = value.as_array().is_some_and(Vec::is_empty);
+                        let changes = !empty && value.as_f64() != Some(plain);
                         changes.then(|| (format!("{key} {}", quoted(value)), of_drawing))
                     })
                     .collect(),
@@ -338,7 +356,10 @@ mod tests {
         let file = r#"{"repetition_penalty": 1.5, "min_p": 0.1, "num_beams": 4}"#;
         insta::assert_snapshot!(note(&drawn, file).unwrap(), @"note: DIR/generation_config.json asks for repetition_penalty 1.5, num_beams 4, min_p 0.1, which is not followed");
         insta::assert_snapshot!(note(&SamplingArgs::default(), file).unwrap(), @"note: DIR/generation_config.json asks for repetition_penalty 1.5, num_beams 4, which is not followed");
-        let plain = r#"{"repetition_penalty": 1.0, "min_p": 0, "num_beams": 1, "typical_p": null}"#;
+        let lists = r#"{"suppress_tokens": [5], "min_new_tokens": 3}"#;
+        insta::assert_snapshot!(note(&drawn, lists).unwrap(), @"note: DIR/generation_config.json asks for suppress_tokens [5], min_new_tokens 3, which is not followed");
+        let plain = r#"{"repetition_penalty": 1.0, "min_p": 0, "num_beams": 1, "typical_p": null,
+            "stop_strings": []}"#;
         assert_eq!(note(&drawn, plain), None);
     }
 

@@ -150,29 +150,49 @@ fn steps_that_make_a_text_grow_without_bound_are_refused() {
     let mut texts = String::new();
     for normalizer in [
         sequence(&[bomb(), bomb(), bomb()]),
-        sequence(&[bomb(), sequence(&[replace("ab", "abcd")])]),
-        replace("o", &"o".repeat(1025)),
+        sequence(&[bomb(), sequence(&[replace("ab", &"ab".repeat(100))])]),
+        replace("o", &"o".repeat(65_537)),
         // May match what is empty, beside every byte.
-        json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "o".repeat(1024)}),
-        json!({"type": "Prepend", "prepend": "o".repeat(1024)}),
-        // A trie of one entry and a replacement of 1025 bytes, all 0x01.
-        json!({"type": "Precompiled", "precompiled_charsmap": format!("BAAAAAAAAA{}", "EBAQ".repeat(342))}),
+        json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "o".repeat(65_536)}),
+        json!({"type": "Prepend", "prepend": "o".repeat(65_536)}),
+        // A trie of one entry and a replacement of 65,537 bytes, all 0x01.
+        json!({"type": "Precompiled", "precompiled_charsmap": format!("BAAAAAAAAA{}", "EBAQ".repeat(21_846))}),
     ] {
         texts += &refusal(with_normalizer(normalizer));
         texts.push('\n');
     }
-    let decoder = load_changed(|file| {
-        file["decoder"] = json!({"type": "Sequence", "decoders": [bomb(), bomb()]});
-    });
-    texts += &refusal(decoder);
-    insta::assert_snapshot!(texts, @r#"
-    the normalizer "Sequence" of Replace, Replace, Replace of tokenizer.json can make 1000000000 bytes or more of one, expected at most 1024
-    the normalizer "Sequence" of Replace, Sequence of tokenizer.json can make 2000 bytes or more of one, expected at most 1024
-    the normalizer "Replace" of tokenizer.json can make 1025 bytes or more of one, expected at most 1024
-    the normalizer "Replace" of tokenizer.json can make 1025 bytes or more of one, expected at most 1024
-    the normalizer "Prepend" of tokenizer.json can make 1025 bytes or more of one, expected at most 1024
-    the normalizer "Precompiled" of tokenizer.json can make 1025 bytes or more of one, expected at most 1024
-    the decoder "Sequence" of Replace, Replace of tokenizer.json can make 1000000 bytes or more of one, expected at most 1024
+    // Each doubles what is no ASCII, or what the one before made of it.
+    let levels = |n: usize| vec![json!({"type": "ByteLevel", "use_regex": false}); n];
+    texts += &refusal(with_normalizer(sequence(&levels(17))));
+    let dashes = json!({"type": "Metaspace", "replacement": "-", "prepend_scheme": "always"});
+    let delimited =
+        json!({"type": "CTC", "pad_token": "q", "word_delimiter_token": "", "cleanup": true});
+    let parts = [
+        ("pre_tokenizer", "pretokenizers", levels(7)),
+        ("pre_tokenizer", "pretokenizers", vec![dashes; 7]),
+        ("decoder", "decoders", vec![bomb(), bomb()]),
+        ("decoder", "decoders", vec![delimited; 17]),
+    ];
+    for (part, members, steps) in parts {
+        let changed = load_changed(|file| file[part] = json!({"type": "Sequence", members: steps}));
+        texts.push('\n');
+        texts += &refusal(changed)
+            .replace("ByteLevel, ", "")
+            .replace("Metaspace, ", "")
+            .replace("CTC, ", "");
+    }
+    insta::assert_snapshot!(texts.replace("ByteLevel, ", ""), @r#"
+    the normalizer "Sequence" of Replace, Replace, Replace of tokenizer.json can make 1000000000 bytes or more of one, expected at most 65536
+    the normalizer "Sequence" of Replace, Sequence of tokenizer.json can make 100000 bytes or more of one, expected at most 65536
+    the normalizer "Replace" of tokenizer.json can make 65537 bytes or more of one, expected at most 65536
+    the normalizer "Replace" of tokenizer.json can make 65537 bytes or more of one, expected at most 65536
+    the normalizer "Prepend" of tokenizer.json can make 65537 bytes or more of one, expected at most 65536
+    the normalizer "Precompiled" of tokenizer.json can make 65537 bytes or more of one, expected at most 65536
+    the normalizer "Sequence" of ByteLevel of tokenizer.json can make 131072 bytes or more of one, expected at most 65536
+    the pre_tokenizer "Sequence" of ByteLevel of tokenizer.json can make 128 bytes or more of one, expected at most 64
+    the pre_tokenizer "Sequence" of Metaspace of tokenizer.json can make 128 bytes or more of one, expected at most 64
+    the decoder "Sequence" of Replace, Replace of tokenizer.json can make 1000000 bytes or more of one, expected at most 65536
+    the decoder "Sequence" of CTC of tokenizer.json can make 131072 bytes or more of one, expected at most 65536
     "#);
 
     // As known files have them.
@@ -184,6 +204,11 @@ fn steps_that_make_a_text_grow_without_bound_are_refused() {
         json!({"type": "NFKC"}),
     ]))
     .unwrap();
+    // Steps of which none takes what another gives.
+    let marks = ["\"", "'", "``", "-", "<", ">", "|", "~"].map(|mark| replace(mark, "“"));
+    with_normalizer(sequence(&marks)).unwrap();
+    let blanks = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"});
+    with_normalizer(sequence(&vec![blanks; 6])).unwrap();
 }
 
 /// A step below the bound of a file can still make gigabytes of a long text.
@@ -194,9 +219,17 @@ fn a_text_that_would_grow_past_all_memory_is_refused() {
     let error = tokenizer.encode(&"o".repeat(100_000)).unwrap_err();
     let text = error.to_string();
     assert!(
-        text.ends_with("could make 100101000 bytes of a text of 100000, expected at most 67108864"),
+        text.ends_with("could make 100100000 bytes of a text of 100000, expected at most 67108864"),
         "{text}"
     );
+    // What is not in the text is not replaced.
+    let none = "a ".repeat(100_000);
+    assert!(tokenizer.encode(&none).unwrap().len() > 1000);
+    let doubled =
+        json!({"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 16]});
+    let doubled = with_normalizer(doubled).unwrap();
+    let error = doubled.encode(&"é".repeat(10_000)).unwrap_err();
+    assert!(matches!(error, TokenizerError::Grown { .. }), "{error}");
     // Parts of a text between special tokens add up.
     let parts = "<｜end▁of▁sentence｜>oooooooooooooooooooo".repeat(4000);
     let error = tokenizer.encode(&parts).unwrap_err();

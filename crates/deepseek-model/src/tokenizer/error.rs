@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use super::growth::MAX_GROWTH;
 use crate::config::{Violation, Violations, file::Shown, unreadable};
 
 /// The release of the `tokenizers` crate this one is built with, for error messages: a file that
@@ -55,7 +54,7 @@ pub enum TokenizerError {
     },
     /// A part that can make so much of a text that memory runs out.
     #[error(
-        "the {part} of {} can make {growth} bytes or more of one, expected at most {MAX_GROWTH}",
+        "the {part} of {} can make {growth} bytes or more of one, expected at most {max}",
         Shown(path)
     )]
     Growth {
@@ -65,6 +64,8 @@ pub enum TokenizerError {
         part: String,
         /// Bytes that all its steps together can make of one.
         growth: usize,
+        /// The most they may.
+        max: usize,
     },
     /// A text that the normalizer could make so long that memory runs out.
     #[error(

@@ -8,18 +8,25 @@ use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
 
 use super::charsmap;
 
-/// Bytes that the steps of a part may make of one, all of them together. The longest of known files is
-/// below 200.
-pub(super) const MAX_GROWTH: usize = 1024;
+/// Bytes that the steps of a normalizer or decoder may make of one, all of them together: they work on
+/// words of the file and tokens, or step by step ([`Bounded`]). The longest of known files is below 200,
+/// but several steps that replace different things count as if each took what the one before gives.
+pub(super) const MAX_GROWTH: usize = 1 << 16;
+/// The same of a pre-tokenizer, which works on whole texts. Known files have 8 at most.
+pub(super) const MAX_PRE_GROWTH: usize = 64;
 /// Bytes of a normalized text that are never too many.
 const ALWAYS: usize = 64 << 20;
 /// Times a text's own length that are never too many. Blanks become three bytes in known files.
 const TIMES: usize = 8;
 
-/// Bytes that a normalizer or decoder can make of one byte, or more: those of the steps multiplied.
-/// What the library knows by itself (Unicode forms, lower case) is bounded and not counted.
+/// Bytes that a part can make of one byte, or more: those of the steps multiplied. Unicode forms and
+/// lower case do not count: done again they change nothing.
 pub(super) fn growth(part: &Value) -> usize {
-    let steps = [&part["normalizers"], &part["decoders"]];
+    let steps = [
+        &part["normalizers"],
+        &part["pretokenizers"],
+        &part["decoders"],
+    ];
     let steps = steps.into_iter().filter_map(Value::as_array).flatten();
     let product = steps.map(growth).fold(1, usize::saturating_mul);
     product.saturating_mul(growth_of_step(part))
@@ -36,9 +43,18 @@ fn growth_of_step(step: &Value) -> usize {
         (Some(content), _) => content.len().saturating_add(1),
         (None, _) => 1,
     };
+    let by_itself = match step["type"].as_str() {
+        // A character for each byte, of two bytes where it is no ASCII; and an empty delimiter becomes
+        // a blank between any two bytes.
+        Some("ByteLevel" | "CTC") => 2,
+        // For blanks, and before each piece.
+        Some("Metaspace") => bytes("replacement").max(1) + 1,
+        _ => 1,
+    };
     let table = step["precompiled_charsmap"].as_str();
     let longest = table.and_then(charsmap::longest_replacement).unwrap_or(1);
     replaced
+        .saturating_mul(by_itself)
         .saturating_mul(bytes("prepend").saturating_add(1))
         .saturating_mul(longest.max(1))
 }
@@ -82,12 +98,13 @@ impl<'a> Bounded<'a> {
             return Ok(());
         }
         let bytes = text.get().len();
-        // Before, between and after all bytes.
         let most = match step {
             NormalizerWrapper::Replace(step) => {
-                bytes.saturating_add(1).saturating_mul(step.content.len())
+                let places = places(&serde_json::to_value(step)?, text.get());
+                places.saturating_mul(step.content.len())
             }
             NormalizerWrapper::Prepend(step) => step.prepend.len(),
+            NormalizerWrapper::ByteLevel(_) => bytes,
             _ => 0,
         };
         let could = self
@@ -108,5 +125,13 @@ impl Normalizer for Bounded<'_> {
         self.step(self.normalizer, text)?;
         self.done.fetch_add(text.get().len(), Relaxed);
         Ok(())
+    }
+}
+
+/// How often a pattern can be found in a text at most: an expression before, between and after all bytes.
+fn places(replace: &Value, text: &str) -> usize {
+    match replace["pattern"]["String"].as_str() {
+        Some(pattern) if !pattern.is_empty() => text.matches(pattern).count(),
+        _ => text.len().saturating_add(1),
     }
 }

@@ -84,13 +84,19 @@ impl Tokenizer {
             part: describe("normalizer", normalizer),
             reason,
         })?;
-        for (name, part) in [("normalizer", normalizer), ("decoder", &value["decoder"])] {
+        for (name, max) in [
+            ("normalizer", growth::MAX_GROWTH),
+            ("pre_tokenizer", growth::MAX_PRE_GROWTH),
+            ("decoder", growth::MAX_GROWTH),
+        ] {
+            let part = &value[name];
             let growth = growth::growth(part);
-            if growth > growth::MAX_GROWTH {
+            if growth > max {
                 return Err(TokenizerError::Growth {
                     path: path.to_owned(),
                     part: describe(name, part),
                     growth,
+                    max,
                 });
             }
         }
