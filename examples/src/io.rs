@@ -83,7 +83,7 @@ pub(crate) fn shown(path: &Path) -> String {
 }
 
 /// A text whose control characters are escaped, but those that are `kept`.
-fn escaped(text: &str, kept: impl Fn(char) -> bool) -> String {
+pub(crate) fn escaped(text: &str, kept: impl Fn(char) -> bool) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() && !kept(c) {

@@ -42,7 +42,8 @@ or four for each core where that is more.";
 ///
 /// The difference is that of a policy's mean from the first policy's on the same contexts, and ± its
 /// standard error: how far chance alone takes it, by the spread of the difference from context to
-/// context. A single context has none.
+/// context. A single context has none. Contexts of one text overlap where there are more of them than it
+/// has room for; they then say less than their number, and the error is larger than it seems.
 #[derive(Debug, Parser)]
 #[command(name = "perplexity", version, after_long_help = AFTER_HELP)]
 pub struct PerplexityArgs {
@@ -168,6 +169,10 @@ impl PerplexityArgs {
         let (rows, positions) = (
             self.last_rows.get() as usize,
             checkpoint.config.max_positions,
+        );
+        ensure!(
+            rows <= positions,
+            "--last-rows {rows}: expected at most {positions} (max_position_embeddings)"
         );
         for &len in &self.contexts {
             ensure!(

@@ -7,7 +7,7 @@ use deepseek_model::sampler::SamplingConfig;
 use serde_json::{Map, Value};
 
 use crate::flags;
-use crate::io::shown;
+use crate::io::{self, shown};
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -210,7 +210,8 @@ fn field<T>(
 
 /// A value, or its beginning.
 fn quoted(value: &Value) -> String {
-    let text = value.to_string();
+    // JSON escapes only some of the control characters.
+    let text = io::escaped(&value.to_string(), |_| false);
     let got: String = text.chars().take(MAX_QUOTED).collect();
     let more = if got.len() < text.len() { ".." } else { "" };
     format!("{got}{more}")
@@ -358,6 +359,8 @@ mod tests {
         insta::assert_snapshot!(note(&SamplingArgs::default(), file).unwrap(), @"note: DIR/generation_config.json asks for repetition_penalty 1.5, num_beams 4, which is not followed");
         let lists = r#"{"suppress_tokens": [5], "min_new_tokens": 3}"#;
         insta::assert_snapshot!(note(&drawn, lists).unwrap(), @"note: DIR/generation_config.json asks for suppress_tokens [5], min_new_tokens 3, which is not followed");
+        let raw = "{\"repetition_penalty\": \"\u{9b}31m\u{7f}\"}";
+        insta::assert_snapshot!(note(&drawn, raw).unwrap(), @r#"note: DIR/generation_config.json asks for repetition_penalty "\u{9b}31m\u{7f}", which is not followed"#);
         let plain = r#"{"repetition_penalty": 1.0, "min_p": 0, "num_beams": 1, "typical_p": null,
             "stop_strings": []}"#;
         assert_eq!(note(&drawn, plain), None);

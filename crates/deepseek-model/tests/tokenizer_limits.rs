@@ -219,7 +219,7 @@ fn a_text_that_would_grow_past_all_memory_is_refused() {
     let error = tokenizer.encode(&"o".repeat(100_000)).unwrap_err();
     let text = error.to_string();
     assert!(
-        text.ends_with("could make 100100000 bytes of a text of 100000, expected at most 67108864"),
+        text.ends_with("could make 100100000 bytes of a text of 100000, expected at most 8388608"),
         "{text}"
     );
     // What is not in the text is not replaced.

@@ -29,12 +29,16 @@ pub(super) fn check(
     }
     for (key, expected, only) in [
         ("first_k_dense_replace", "0 (every layer has experts)", 0),
-        ("moe_layer_freq", "1 (every layer has experts)", 1),
         ("n_hash_layers", "0 (no layer routes by token id)", 0),
         ("num_hash_layers", "0 (no layer routes by token id)", 0),
     ] {
         f.optional(key, expected, only, |v| v.as_u64().filter(|&n| n == only));
     }
+    f.optional("moe_layer_freq", "1 (every layer has experts)", 1, |v| {
+        // One for all layers, or one for each.
+        let all = v.as_array().map_or(std::slice::from_ref(v), Vec::as_slice);
+        all.iter().all(|n| n.as_u64() == Some(1)).then_some(1)
+    });
     f.optional("gate_temp", "1 (router logits are not divided)", 1.0, |v| {
         v.as_f64().filter(|&x| x == 1.0)
     });

@@ -47,14 +47,34 @@ pub(super) fn describe(name: &str, part: &Value) -> String {
         &part["processors"],
         &part["decoders"],
     ];
-    let kinds: Vec<&str> = members
+    let kinds: Vec<String> = members
         .into_iter()
         .filter_map(Value::as_array)
         .flatten()
-        .map(|member| member["type"].as_str().unwrap_or("?"))
+        .map(|member| plain(member["type"].as_str().unwrap_or("?")))
         .collect();
-    match kinds.as_slice() {
+    let kind = plain(kind);
+    let more = match kinds.len().saturating_sub(MAX_MEMBERS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    match &kinds[..kinds.len().min(MAX_MEMBERS)] {
         [] => format!("{name} \"{kind}\""),
-        kinds => format!("{name} \"{kind}\" of {}", kinds.join(", ")),
+        kinds => format!("{name} \"{kind}\" of {}{more}", kinds.join(", ")),
     }
+}
+
+/// Members of a sequence that are named at most.
+const MAX_MEMBERS: usize = 32;
+
+/// A name whose control characters are escaped.
+fn plain(name: &str) -> String {
+    let escape = |c: char| -> Box<dyn Iterator<Item = char>> {
+        if c.is_control() {
+            Box::new(c.escape_default())
+        } else {
+            Box::new(std::iter::once(c))
+        }
+    };
+    name.chars().flat_map(escape).collect()
 }

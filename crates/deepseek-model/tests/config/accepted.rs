@@ -180,6 +180,7 @@ fn keys_of_the_one_supported_variant() {
         text["use_qk_norm"] = true.into();
         text["rope_interleave"] = true.into();
         text["attention_bias"] = false.into();
+        text["moe_layer_freq"] = json!([1, 1]);
         text["quantization_config"] = json!({ "fmt": "e4m3" });
         text["rope_scaling"]["rope_type"] = "yarn".into();
         text["rope_scaling"]["mscale"] = json!(0.0);
