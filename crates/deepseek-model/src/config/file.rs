@@ -15,14 +15,14 @@ pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Most bytes of `tokenizer.json`.
 pub(crate) const MAX_TOKENIZER: u64 = 512 << 20;
 
-/// A path as errors show it: control characters, which would move the cursor of a terminal or colour
-/// the rest, are escaped.
-pub(crate) struct Shown<'a>(pub(crate) &'a Path);
+/// Text from outside as errors show it: control characters, which would move the cursor of a terminal or
+/// colour the rest, are escaped.
+pub(crate) struct Plain<'a>(pub(crate) &'a str);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for Plain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use fmt::Write;
-        for c in self.0.display().to_string().chars() {
+        for c in self.0.chars() {
             if c.is_control() {
                 write!(f, "{}", c.escape_default())?;
             } else {
@@ -30,6 +30,15 @@ impl fmt::Display for Shown<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// A path as errors show it.
+pub(crate) struct Shown<'a>(pub(crate) &'a Path);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Plain(&self.0.display().to_string()).fmt(f)
     }
 }
 

@@ -8,6 +8,7 @@ use tokenizers::{
 };
 
 use super::{TokenizerError, panics::caught};
+use crate::config::file::Plain;
 
 /// Says which part of a syntactically sound file the library refuses: its own message does not.
 pub(super) fn refusal(file: &Value, path: &Path, reason: String) -> TokenizerError {
@@ -51,9 +52,9 @@ pub(super) fn describe(name: &str, part: &Value) -> String {
         .into_iter()
         .filter_map(Value::as_array)
         .flatten()
-        .map(|member| plain(member["type"].as_str().unwrap_or("?")))
+        .map(|member| Plain(member["type"].as_str().unwrap_or("?")).to_string())
         .collect();
-    let kind = plain(kind);
+    let kind = Plain(kind);
     let more = match kinds.len().saturating_sub(MAX_MEMBERS) {
         0 => String::new(),
         more => format!(" and {more} more"),
@@ -66,15 +67,3 @@ pub(super) fn describe(name: &str, part: &Value) -> String {
 
 /// Members of a sequence that are named at most.
 const MAX_MEMBERS: usize = 32;
-
-/// A name whose control characters are escaped.
-fn plain(name: &str) -> String {
-    let escape = |c: char| -> Box<dyn Iterator<Item = char>> {
-        if c.is_control() {
-            Box::new(c.escape_default())
-        } else {
-            Box::new(std::iter::once(c))
-        }
-    };
-    name.chars().flat_map(escape).collect()
-}

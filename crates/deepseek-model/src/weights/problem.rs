@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, path::Path};
 use safetensors::Dtype;
 
 use super::{checkpoint::INDEX, error::WeightsError};
+use crate::config::file::Plain;
 
 /// Problems that [`Problems`] prints; a wrong configuration can make thousands.
 const MAX_PRINTED: usize = 20;
@@ -17,13 +18,9 @@ pub(super) struct Quoted<'a>(pub(super) &'a str);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars().take(MAX_QUOTED) {
-            if c.is_control() {
-                write!(f, "{}", c.escape_default())?;
-            } else {
-                write!(f, "{c}")?;
-            }
-        }
+        let end = self.0.char_indices().nth(MAX_QUOTED);
+        let shown = end.map_or(self.0, |(end, _)| &self.0[..end]);
+        Plain(shown).fmt(f)?;
         match self.0.chars().count().saturating_sub(MAX_QUOTED) {
             0 => Ok(()),
             more => write!(f, ".. ({more} more characters)"),
