@@ -157,7 +157,9 @@ impl GraphArgs {
     pub(crate) fn to_blame(&self, error: &Error) -> Option<String> {
         match error {
             Error::CaptureSizes(_) => Some("--capture-sizes, --max-captured-tokens".to_owned()),
-            Error::GraphLists { .. } => Some("--graphs (off captures none)".to_owned()),
+            Error::GraphLists { .. } | Error::Capture { .. } => {
+                Some("--graphs (off captures none)".to_owned())
+            }
             Error::ReplayCaptureSizes(_) => Some("--replay-capture-sizes".to_owned()),
             Error::Threshold(_) => {
                 let rows = self.trim_threshold?;
@@ -170,6 +172,8 @@ impl GraphArgs {
 
 #[cfg(test)]
 mod tests {
+    use deepseek_model::CaptureMode;
+
     use super::*;
 
     #[test]
@@ -216,10 +220,19 @@ mod tests {
 
     #[test]
     fn a_failed_capture_is_told_with_flags() {
-        let error = Error::Capture {
-            mode: deepseek_model::CaptureMode::Piecewise,
-            source: Box::new(Error::NoPrompts),
+        let failed = |mode, source, other: Option<Error>| Error::Capture {
+            mode,
+            source: Box::new(source),
+            other: other.map(Box::new),
         };
+        let modes = [CaptureMode::Full, CaptureMode::Piecewise];
+        let stopped = failed(modes[1], Error::EngineStopped, None);
+        let both = failed(modes[0], Error::NoPrompts, Some(stopped));
+        insta::assert_snapshot!(GraphArgs::warning(both), @r"
+        warning: graphs of decode steps cannot be captured (and graphs of mixed steps cannot be captured: the engine has stopped): expected at least 1 prompt, got none
+        These steps run without graphs, more slowly. --graphs off captures none; --capture-sizes, --replay-capture-sizes and --max-captured-tokens make them fewer or smaller.
+        ");
+        let error = failed(modes[1], Error::NoPrompts, None);
         insta::assert_snapshot!(GraphArgs::warning(error), @r"
         warning: graphs of mixed steps cannot be captured: expected at least 1 prompt, got none
         These steps run without graphs, more slowly. --graphs off captures none; --capture-sizes, --replay-capture-sizes and --max-captured-tokens make them fewer or smaller.

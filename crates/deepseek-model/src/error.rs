@@ -63,18 +63,14 @@ pub enum Error {
     Graph(#[from] replay_graph::Error),
     /// A graph of this mode could not be captured. Those that had been are dropped, and steps of that
     /// mode run without.
-    #[error(
-        "graphs of {} cannot be captured",
-        match mode {
-            CaptureMode::Full => "decode steps",
-            CaptureMode::Piecewise => "mixed steps",
-        }
-    )]
+    #[error("graphs of {} cannot be captured{}", steps_of(*mode), nor(other.as_deref()))]
     Capture {
         /// The mode.
         mode: CaptureMode,
         /// Why.
         source: Box<Error>,
+        /// That of the other mode, if its graphs could not be captured either.
+        other: Option<Box<Error>>,
     },
     /// The host has no memory for the lists of steps in graphs: tokens, rows, and the pages of each
     /// sequence.
@@ -134,6 +130,24 @@ impl From<crate::engine::EngineError> for Error {
             error => Self::Engine(Box::new(error)),
         }
     }
+}
+
+fn steps_of(mode: CaptureMode) -> &'static str {
+    match mode {
+        CaptureMode::Full => "decode steps",
+        CaptureMode::Piecewise => "mixed steps",
+    }
+}
+
+/// Says that a second mode has no graphs, and why: its chain of causes is not that of the first.
+fn nor(other: Option<&Error>) -> String {
+    let Some(other) = other else {
+        return String::new();
+    };
+    let error: &dyn std::error::Error = other;
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let causes: Vec<String> = causes.map(ToString::to_string).collect();
+    format!(" (and {})", causes.join(": "))
 }
 
 /// The crate's result.

@@ -41,7 +41,8 @@ impl Runner {
     ///
     /// # Errors
     /// As [`Model::new_cache`]; if a size is 0 or above the largest graph, or the trim threshold is
-    /// not above the window; or memory runs out. On a CPU, which has no graphs, the options are
+    /// not above the window; [`Error::GraphLists`] and [`Error::Capture`] if the host or the device has
+    /// no memory for what graphs are launched with. On a CPU, which has no graphs, the options are
     /// checked all the same.
     pub fn new(
         model: impl Into<Arc<Model>>,
@@ -63,7 +64,11 @@ impl Runner {
                 if let Some((sizes, limits)) = sizes.of_mode(mode) {
                     let sizes = (mode, sizes.clone(), limits);
                     let (planner, profile) = (planner.clone(), profile.clone());
-                    graphs.push(StepGraphs::new(&model, &cache, sizes, planner, profile)?);
+                    let of_mode = StepGraphs::new(&model, &cache, sizes, planner, profile);
+                    graphs.push(of_mode.map_err(|error| match error {
+                        Error::GraphLists { .. } => error, // of the host, and says all
+                        of_device => not_captured(mode, of_device),
+                    })?);
                 }
             }
         }
@@ -88,7 +93,7 @@ impl Runner {
         // Captures pass the marks of steps.
         self.timed = false;
         let total = self.graphs.iter().map(StepGraphs::count).sum();
-        let (mut report, mut done, mut failed) = (CaptureReport::default(), 0, None);
+        let (mut report, mut done, mut failed) = (CaptureReport::default(), 0, None::<Error>);
         for graphs in &mut self.graphs {
             let of_mode = graphs.capture(|| {
                 done += 1;
@@ -97,10 +102,11 @@ impl Runner {
             match of_mode {
                 Ok(of_mode) => report = report.plus(of_mode),
                 Err(source) => {
-                    failed.get_or_insert(Error::Capture {
-                        mode: graphs.mode(),
-                        source: Box::new(source),
-                    });
+                    let source = not_captured(graphs.mode(), source);
+                    match &mut failed {
+                        Some(Error::Capture { other, .. }) => *other = Some(Box::new(source)),
+                        _ => failed = Some(source),
+                    }
                 }
             }
         }
@@ -210,5 +216,13 @@ impl Runner {
     pub fn profile(&self) -> Result<Option<PhaseTimes>> {
         let marks = self.profile.as_ref().filter(|_| self.timed);
         marks.map(|marks| marks.times()).transpose()
+    }
+}
+
+fn not_captured(mode: CaptureMode, source: Error) -> Error {
+    Error::Capture {
+        mode,
+        source: Box::new(source),
+        other: None,
     }
 }
