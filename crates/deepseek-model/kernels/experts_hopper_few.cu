@@ -9,12 +9,12 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // A tile is of PLACES places and ROWS rows of the expert's matrix. BK values of each are a stage of shared
-// memory: one warpgroup fills stages, the other multiplies them. Two blocks of a multiprocessor have 160 KiB
+// memory: one warpgroup fills stages, the other multiplies them. Two blocks of a multiprocessor have 144 KiB
 // of matrices on their way, also between one tile and the next; small tiles leave none idle.
-#define PLACES 16
+#define PLACES 32
 #define ROWS 64
 #define BK 64
-#define STAGES 10
+#define STAGES 9
 #define BLOCKS 2
 
 // Chunks of a row lie as `swizzled_factor` says.
@@ -86,20 +86,22 @@ struct Swiglu {
 };
 
 // Fills the stages of all tiles of this block. A warpgroup; thread t copies chunk t % 8 of rows t / 8,
-// t / 8 + 16, ... of the matrix and of place t / 8. A place that a tile does not have is left as it is, and
+// t / 8 + 16, ... of the matrix and of such places. A place that a tile does not have is left as it is, and
 // a row that a matrix does not have is another, since what comes of them is not written.
 template <typename Columns> __device__ void fill_stages(const GroupedGemmArgs &args, Shared &shared) {
-    static_assert(PLACES == 128 / 8, "a place for eight threads");
     const uint32_t own = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8;
     const uint32_t to = own * BK + (chunk ^ own % 8) * 8;
     Turn turn;
     for (uint32_t index = blockIdx.x; index < args.slots * args.column_tiles; index += gridDim.x) {
         const Tile tile = Tile::of(args, index);
         if (tile.expert == NONE) continue;
-        const bool has_place = own < tile.rows;
-        uint32_t row = tile.first + (has_place ? own : 0);
-        if (args.order != 0) row = at<const uint32_t>(args.order)[row] / args.k;
-        const bf16 *place = at<const bf16>(args.x) + (size_t)row * args.inner + chunk * 8;
+        const bf16 *places[PLACES / 16];
+#pragma unroll
+        for (uint32_t i = 0; i < PLACES / 16; i++) {
+            uint32_t row = tile.first + min(own + 16 * i, tile.rows - 1);
+            if (args.order != 0) row = at<const uint32_t>(args.order)[row] / args.k;
+            places[i] = at<const bf16>(args.x) + (size_t)row * args.inner + chunk * 8;
+        }
         const bf16 *rows[ROWS / 16];
 #pragma unroll
         for (uint32_t i = 0; i < ROWS / 16; i++) {
@@ -113,7 +115,9 @@ template <typename Columns> __device__ void fill_stages(const GroupedGemmArgs &a
 #pragma unroll
             for (uint32_t i = 0; i < ROWS / 16; i++)
                 copy_async(&stage.matrix[to + 16 * i * BK], rows[i] + from);
-            if (has_place) copy_async(&stage.places[to], place + from);
+#pragma unroll
+            for (uint32_t i = 0; i < PLACES / 16; i++)
+                if (own + 16 * i < tile.rows) copy_async(&stage.places[to + 16 * i * BK], places[i] + from);
             arrive_with_copies(&shared.full[turn.stage]);
         }
     }
@@ -147,7 +151,7 @@ __device__ __forceinline__ void multiply_stages(Sums &sums, Shared &shared, Turn
         open_products();
 #pragma unroll
         for (uint32_t step = 0; step < BK / 16; step++)
-            multiply_add_64_16(sums, a + 2 * step, b + 2 * step);
+            multiply_add_64_32(sums, a + 2 * step, b + 2 * step);
         close_products();
         // The stage before this one has been read then.
         wait_products<1>();

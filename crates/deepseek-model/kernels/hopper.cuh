@@ -99,16 +99,19 @@ __device__ __forceinline__ void multiply_add_64_256(float (&sums)[128], uint64_t
 #undef SUMS
 }
 
-// The same of 16 rows of b.
-__device__ __forceinline__ void multiply_add_64_16(float (&sums)[8], uint64_t a, uint64_t b) {
+// The same of 32 rows of b.
+__device__ __forceinline__ void multiply_add_64_32(float (&sums)[16], uint64_t a, uint64_t b) {
     asm volatile("{\n"
                  ".reg .pred add;\n"
                  "setp.eq.u32 add, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, add, 1, 1, 0, 0;\n"
                  "}"
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]),
-                   "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7])
+                   "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]),
+                   "+f"(sums[10]), "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]),
+                   "+f"(sums[15])
                  : "l"(a), "l"(b));
 }
 

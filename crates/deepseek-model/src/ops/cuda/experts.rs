@@ -70,7 +70,7 @@ const FEW: usize = 16;
 
 /// The same of the tiles of [`hopper`]. Below it hardly an expert has more choices than a low tile, so that
 /// its matrix would be read twice.
-const HOPPER_FEW: usize = 8;
+const HOPPER_FEW: usize = 20;
 
 /// The tiles of a grouped product: those of the kernel of that name. Results are the same in all, and in
 /// those of [`hopper`], so the choice is one of speed.

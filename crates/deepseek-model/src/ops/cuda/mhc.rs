@@ -40,8 +40,10 @@ mod part {
     pub(super) const FEW_ROWS: usize = 64;
     /// Warps of a small block.
     pub(super) const FEW_WARPS: usize = 2;
-    /// Rows of a block where there are more: its weights serve so many.
+    /// Rows of a block at most where there are more: its weights serve so many.
     pub(super) const BLOCK_ROWS: usize = 64;
+    /// Blocks that keep a large device busy; with fewer rows than that takes, each has fewer.
+    pub(super) const ENOUGH_BLOCKS: usize = 320;
 }
 
 /// The constants of `mix_tiles`.
@@ -97,7 +99,8 @@ fn mix_sums(project: &Tensor, streams: &Tensor, segments: usize, sums: &Tensor) 
     let (warps, block_rows) = if rows <= part::FEW_ROWS {
         (part::FEW_WARPS, part::ROWS)
     } else {
-        (part::WARPS, part::BLOCK_ROWS)
+        let rows = (rows * segments / part::ENOUGH_BLOCKS).next_multiple_of(part::ROWS);
+        (part::WARPS, rows.clamp(part::ROWS, part::BLOCK_ROWS))
     };
     // One more for the squares.
     let column_parts = (columns.div_ceil(part::COLUMNS) + 1).div_ceil(warps);

@@ -45,9 +45,9 @@ pub(super) const FEW: Shape = Shape {
         EXPERTS_HOPPER_FEW,
         "hopper_few_swiglu"
     ),
-    rows: 16,
+    rows: 32,
     columns: 64,
-    stages: 10,
+    stages: 9,
     threads: 256,
     blocks: 2,
 };
