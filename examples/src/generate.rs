@@ -282,7 +282,7 @@ impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
         &self,
         event: Event,
         bar: &ProgressBar,
-        stream: Option<&mut TextStream<'_>>,
+        stream: Option<&mut TextStream<&Tokenizer>>,
         io: &mut Io<'_>,
     ) -> anyhow::Result<()> {
         match (event, stream) {

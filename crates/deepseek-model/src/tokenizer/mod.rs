@@ -283,7 +283,7 @@ impl Tokenizer {
     }
 
     /// A stream that turns ids into text as they come.
-    pub fn stream(&self) -> TextStream<'_> {
+    pub fn stream(&self) -> TextStream<&Self> {
         TextStream::new(self)
     }
 }
