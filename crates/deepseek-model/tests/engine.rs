@@ -139,6 +139,11 @@ fn requests_that_are_refused() {
     let mut hot = EngineRequest::greedy(vec![5], 1);
     hot.sampling.top_p = 2.0;
     insta::assert_snapshot!(refuse(hot), @"top_p is 2: expected above 0 and at most 1");
+    let mut stops = EngineRequest::greedy(vec![5], 1);
+    stops.stop_texts = vec!["a".into()];
+    insta::assert_snapshot!(refuse(stops.clone()), @"engine: the request has stop texts, which need a tokenizer (EngineOptions::tokenizer)");
+    stops.stop_texts.push(String::new());
+    insta::assert_snapshot!(refuse(stops), @"engine: stop text 1 is empty: expected 1 character or more (EngineRequest::stop_texts)");
     for _ in 0..64 {
         engine.submit(EngineRequest::greedy(vec![5], 1)).unwrap();
     }
@@ -195,12 +200,27 @@ fn what_a_request_can_ask_for() {
     assert_eq!(tokens(&stops), ids[..first]);
     assert!(matches!(
         stops.last(),
-        Some(Update::Finished(EndReason::Stop))
+        Some(Update::Finished {
+            reason: EndReason::Stop,
+            ..
+        })
     ));
-    assert!(matches!(late[..], [Update::Finished(EndReason::Deadline)]));
+    assert!(matches!(
+        late[..],
+        [Update::Finished {
+            reason: EndReason::Deadline,
+            ..
+        }]
+    ));
     assert!(matches!(
         nothing[..],
-        [Update::Started { .. }, Update::Finished(EndReason::Length)]
+        [
+            Update::Started { .. },
+            Update::Finished {
+                reason: EndReason::Length,
+                ..
+            }
+        ]
     ));
     let Some(Update::Prompt { logprobs }) = reads.get(1) else {
         panic!("{reads:?}");

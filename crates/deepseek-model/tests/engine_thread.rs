@@ -34,6 +34,7 @@ fn start(max_waiting: usize) -> Engine {
         max_step_tokens: NonZeroUsize::new(32).unwrap(),
         max_waiting,
         prefix_cache: true,
+        tokenizer: None,
     };
     Engine::start(MODEL.clone(), options, |_, _| ()).unwrap()
 }
@@ -97,7 +98,10 @@ fn clients_on_many_threads() {
                     assert!(matches!(all[0], Update::Started { .. }));
                     assert!(matches!(
                         all.last(),
-                        Some(Update::Finished(EndReason::Length))
+                        Some(Update::Finished {
+                            reason: EndReason::Length,
+                            ..
+                        })
                     ));
                     assert_eq!(tokens(&all), texts[seed as usize]);
                     ended.fetch_add(1, Ordering::Relaxed);

@@ -109,10 +109,10 @@ impl EngineCore {
     ///
     /// # Errors
     /// If too many wait, the cache could not hold the request alone, the prompt is empty, exceeds the
-    /// model's positions or has an id that the model does not know, or the sampling configuration is
-    /// refused.
+    /// model's positions or has an id that the model does not know, the sampling configuration is
+    /// refused, a stop text is empty, or there are some and no tokenizer.
     pub fn submit(&mut self, request: EngineRequest) -> Result<RequestId, EngineError> {
-        check(self.model(), &request, self.fits())?;
+        check(self.model(), &self.options, &request, self.fits())?;
         let max = self.options.max_waiting;
         // One that lost its room has been taken in before.
         let new = self.waiting.iter().filter(|job| job.cached.is_none());
@@ -120,7 +120,8 @@ impl EngineCore {
             return Err(EngineError::Full { max });
         }
         let id = RequestId(self.next_id);
-        self.waiting.push_back(Job::new(id, request)?);
+        let job = Job::new(id, request, self.options.tokenizer.clone())?;
+        self.waiting.push_back(job);
         self.next_id += 1;
         Ok(id)
     }
@@ -132,15 +133,16 @@ impl EngineCore {
 
     /// Ends a request; `false` if it has ended before. No update of it follows.
     pub fn cancel(&mut self, id: RequestId) -> bool {
+        self.take_out(id).is_some()
+    }
+
+    /// Takes a request out, wherever it is.
+    fn take_out(&mut self, id: RequestId) -> Option<Job> {
         if let Some(at) = self.waiting.iter().position(|job| job.id == id) {
-            self.waiting.remove(at);
-            return true;
+            return self.waiting.remove(at);
         }
-        let at = self.running.iter().position(|r| r.job.id == id);
-        if let Some(at) = at {
-            self.end(at);
-        }
-        at.is_some()
+        let at = self.running.iter().position(|r| r.job.id == id)?;
+        Some(self.end(at))
     }
 
     /// Whether no request waits or runs.
@@ -200,8 +202,10 @@ impl EngineCore {
         let running = running.filter(|job| overdue(job)).map(|job| job.id);
         let ids: Vec<_> = waiting.chain(running).collect();
         for id in ids {
-            self.cancel(id);
-            updates.push((id, Update::Finished(EndReason::Deadline)));
+            let mut job = self.take_out(id).expect("it waits or runs");
+            let end = job.finish(EndReason::Deadline);
+            let end = end.unwrap_or_else(|error| Update::Failed(Arc::new(error)));
+            updates.push((id, end));
         }
     }
 
@@ -270,21 +274,29 @@ impl EngineCore {
     }
 
     /// Takes a request out of those that run.
-    fn end(&mut self, index: usize) {
-        let Running { sequence, .. } = self.running.remove(index);
+    fn end(&mut self, index: usize) -> Job {
+        let Running { job, sequence } = self.running.remove(index);
         let removed = self.runner.remove(sequence);
         debug_assert!(removed.is_ok(), "the sequence of a request is in the cache");
+        job
     }
 }
 
 /// Refuses a request that cannot run, of an engine whose cache holds `fits` tokens of one sequence.
 pub(super) fn check(
     model: &Model,
+    options: &EngineOptions,
     request: &EngineRequest,
     fits: usize,
 ) -> Result<(), EngineError> {
     check_prompt(model, &request.prompt)?;
     request.sampling.validate().map_err(Error::from)?;
+    if let Some(index) = request.stop_texts.iter().position(String::is_empty) {
+        return Err(EngineError::EmptyStopText { index });
+    }
+    if options.tokenizer.is_none() && !request.stop_texts.is_empty() {
+        return Err(EngineError::NoTokenizer);
+    }
     // The last token that is chosen is not computed.
     let new = request.max_new_tokens.saturating_sub(1);
     let tokens = request.prompt.len().saturating_add(new);

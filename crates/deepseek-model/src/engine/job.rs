@@ -1,9 +1,16 @@
 //! A request on its way: what is known of it, and what a step's logits add.
 
-use super::request::{EndReason, EngineRequest, RequestId, Update};
+use std::sync::Arc;
+
+use super::{
+    request::{EndReason, EngineRequest, RequestId, Update},
+    stops::Certain,
+    text::OutputText,
+};
 use crate::{
     CachedPrefix, LogitRows, Result,
     sampler::{Sampler, log_softmax_at},
+    tokenizer::Tokenizer,
 };
 
 /// A request in the engine.
@@ -18,10 +25,20 @@ pub(super) struct Job {
     /// more when it is computed again, or its text would depend on that.
     pub(super) cached: Option<CachedPrefix>,
     prompt_logprobs: Vec<f32>,
+    /// The output's, if there is a tokenizer. Tokens that are computed again are not chosen again, so
+    /// that it takes each once.
+    text: Option<OutputText>,
 }
 
 impl Job {
-    pub(super) fn new(id: RequestId, request: EngineRequest) -> Result<Self> {
+    /// # Errors
+    /// If the sampling configuration is refused.
+    pub(super) fn new(
+        id: RequestId,
+        request: EngineRequest,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Result<Self> {
+        let stops = request.stop_texts.clone();
         Ok(Self {
             id,
             tokens: request.prompt.clone(),
@@ -29,6 +46,7 @@ impl Job {
             request,
             cached: None,
             prompt_logprobs: Vec::new(),
+            text: tokenizer.map(|tokenizer| OutputText::new(tokenizer, stops)),
         })
     }
 
@@ -70,7 +88,7 @@ impl Job {
     /// Takes the logits of a step over the tokens from `start` on: what comes of it.
     ///
     /// # Errors
-    /// If no token can be chosen.
+    /// If no token can be chosen, or none decoded.
     pub(super) fn take(
         &mut self,
         (start, end): (usize, usize),
@@ -92,25 +110,44 @@ impl Job {
         let row = match logits.last() {
             Some(row) if self.generated() < most => row,
             _ => {
-                updates.push(Update::Finished(EndReason::Length));
+                updates.push(self.finish(EndReason::Length)?);
                 return Ok(updates);
             }
         };
         let id = self.sampler.sample(row)?;
         if self.request.stop_ids.contains(&id) {
-            updates.push(Update::Finished(EndReason::Stop));
+            updates.push(self.finish(EndReason::Stop)?);
             return Ok(updates);
         }
         let logprob = self.request.logprobs.then(|| log_softmax_at(row, id));
         let logprob = logprob.transpose()?;
         self.tokens.push(id);
-        updates.push(Update::Token { id, logprob });
-        if self.generated() == most {
-            updates.push(Update::Finished(EndReason::Length));
+        let text = self.text.as_mut().map(|text| text.push(id));
+        let Certain { text, stop } = text.transpose()?.unwrap_or_default();
+        updates.push(Update::Token { id, logprob, text });
+        if let Some(index) = stop {
+            updates.push(Update::Finished {
+                reason: EndReason::StopText { index },
+                text: String::new(),
+            });
+        } else if self.generated() == most {
+            updates.push(self.finish(EndReason::Length)?);
         } else if end == max_positions {
-            updates.push(Update::Finished(EndReason::Positions));
+            updates.push(self.finish(EndReason::Positions)?);
         }
         Ok(updates)
+    }
+
+    /// The end of the output, with the text that was held back. A stop text in it is the reason before any
+    /// other.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub(super) fn finish(&mut self, reason: EndReason) -> Result<Update> {
+        let text = self.text.as_mut().map(OutputText::finish);
+        let Certain { text, stop } = text.transpose()?.unwrap_or_default();
+        let reason = stop.map_or(reason, |index| EndReason::StopText { index });
+        Ok(Update::Finished { reason, text })
     }
 
     /// Log-probabilities of the prompt's tokens behind the rows of a step. A prompt that is computed

@@ -20,6 +20,7 @@
 //!     max_step_tokens: NonZeroUsize::new(512).unwrap(),
 //!     max_waiting: 100,
 //!     prefix_cache: true,
+//!     tokenizer: None,
 //! };
 //! let engine = Engine::start(model, options, |_captured, _of| {})?;
 //! let requests = [vec![5, 6, 7], vec![8; 40]].map(|prompt| EngineRequest::greedy(prompt, 4));
@@ -39,15 +40,17 @@ mod core;
 mod job;
 mod request;
 mod schedule;
+mod stops;
+mod text;
 mod worker;
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, sync::Arc};
 
 pub use self::core::{EngineCore, EngineStats};
 pub use request::{EndReason, EngineRequest, RequestId, Update};
 pub use worker::{Engine, Updates};
 
-use crate::{CacheOptions, Error, RunnerOptions};
+use crate::{CacheOptions, Error, RunnerOptions, tokenizer::Tokenizer};
 
 /// What an engine is made for.
 #[derive(Debug, Clone)]
@@ -64,6 +67,9 @@ pub struct EngineOptions {
     /// Whether prompts find the entries that others have computed of the same beginning; see
     /// [`KvCache::add_prompt`](crate::KvCache::add_prompt).
     pub prefix_cache: bool,
+    /// What turns tokens into the text of [`Update::Token`] and finds stop texts in it; without, there is
+    /// no text.
+    pub tokenizer: Option<Arc<Tokenizer>>,
 }
 
 /// Why an engine does not take a request.
@@ -85,6 +91,19 @@ pub enum EngineError {
         tokens: usize,
         /// Tokens that fit.
         fits: usize,
+    },
+    /// There are stop texts, and no text.
+    #[error(
+        "engine: the request has stop texts, which need a tokenizer (EngineOptions::tokenizer)"
+    )]
+    NoTokenizer,
+    /// A stop text is empty, and so is everywhere.
+    #[error(
+        "engine: stop text {index} is empty: expected 1 character or more (EngineRequest::stop_texts)"
+    )]
+    EmptyStopText {
+        /// Its index in [`EngineRequest::stop_texts`].
+        index: usize,
     },
     /// The prompt or the sampling configuration is refused, or the engine has stopped.
     #[error(transparent)]

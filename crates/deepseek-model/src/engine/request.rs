@@ -15,6 +15,12 @@ pub struct EngineRequest {
     pub sampling: SamplingConfig,
     /// Ids that end the text; the id itself is not part of it.
     pub stop_ids: Vec<u32>,
+    /// Texts that end the output where they begin. Which one ends it is a matter of the text alone, not of
+    /// how tokens cut it: the one that begins earliest, and of those that begin there the shortest. They
+    /// may span tokens, and the prompt is not searched. They need [`EngineOptions::tokenizer`].
+    ///
+    /// [`EngineOptions::tokenizer`]: super::EngineOptions::tokenizer
+    pub stop_texts: Vec<String>,
     /// Whether the log-probability of each token of the output is given.
     pub logprobs: bool,
     /// Whether that of each token of the prompt is given; then every row of it runs in every layer,
@@ -34,6 +40,7 @@ impl EngineRequest {
             max_new_tokens,
             sampling: SamplingConfig::GREEDY,
             stop_ids: Vec::new(),
+            stop_texts: Vec::new(),
             logprobs: false,
             prompt_logprobs: false,
             deadline: None,
@@ -72,9 +79,20 @@ pub enum Update {
         id: u32,
         /// Its log-probability in nats, if asked for.
         logprob: Option<f32>,
+        /// The text that is certain now and was not before, often empty: characters are held back until
+        /// they are complete, and what may be the beginning of a stop text until it is not. Always empty
+        /// without [`EngineOptions::tokenizer`](super::EngineOptions::tokenizer).
+        text: String,
     },
-    /// The text has ended.
-    Finished(EndReason),
+    /// The text has ended. Put together, the texts of all updates are that of the tokens, cut where a stop
+    /// text begins. The tokens themselves go on to the one that completed it, or that decided which one
+    /// it is.
+    Finished {
+        /// Why.
+        reason: EndReason,
+        /// The text that was held back; empty if the request was cancelled.
+        text: String,
+    },
     /// The request cannot go on. Others are unharmed.
     Failed(Arc<Error>),
 }
@@ -82,7 +100,7 @@ pub enum Update {
 impl Update {
     /// Whether no other update of the request follows.
     pub fn is_last(&self) -> bool {
-        matches!(self, Self::Finished(_) | Self::Failed(_))
+        matches!(self, Self::Finished { .. } | Self::Failed(_))
     }
 }
 
@@ -91,6 +109,12 @@ impl Update {
 pub enum EndReason {
     /// The model chose a stop id.
     Stop,
+    /// A stop text appeared. So it is called as well where the request ended for another reason, and its
+    /// text held one.
+    StopText {
+        /// Which one, as an index into [`EngineRequest::stop_texts`].
+        index: usize,
+    },
     /// `max_new_tokens` are there.
     Length,
     /// The model has no more positions.

@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     EngineCore, EngineError, EngineOptions, EngineStats,
-    request::{EngineRequest, RequestId, Update},
+    request::{EndReason, EngineRequest, RequestId, Update},
 };
 use crate::{CaptureReport, Error, Model, Result};
 
@@ -151,7 +151,7 @@ impl Engine {
         request: EngineRequest,
         sink: impl FnMut(Update) -> bool + Send + 'static,
     ) -> Result<Arc<AtomicBool>, EngineError> {
-        super::core::check(&self.model, &request, self.fits)?;
+        super::core::check(&self.model, &self.options, &request, self.fits)?;
         let orders = self.orders.as_ref().ok_or(Error::EngineStopped)?;
         let max = self.options.max_waiting;
         let one_more = |waiting: usize| (waiting < max).then_some(waiting + 1);
@@ -337,7 +337,11 @@ impl Worker {
             .collect();
         for id in ids {
             self.core.cancel(id);
-            self.deliver(id, Update::Finished(super::EndReason::Cancelled));
+            let end = Update::Finished {
+                reason: EndReason::Cancelled,
+                text: String::new(),
+            };
+            self.deliver(id, end);
         }
     }
 

@@ -36,6 +36,7 @@ pub fn engine_options(policy: ReplayPolicy, pages: usize, prefix_cache: bool) ->
         max_step_tokens: NonZeroUsize::new(13).unwrap(),
         max_waiting: 64,
         prefix_cache,
+        tokenizer: None,
     }
 }
 
@@ -126,7 +127,7 @@ pub fn collect(outcomes: &mut HashMap<RequestId, Outcome>, updates: Vec<(Request
                 assert_eq!(outcome.started, 1, "{id}: a token before it began");
                 outcome.ids.push(token);
             }
-            Update::Finished(reason) => outcome.end = Some(reason),
+            Update::Finished { reason, .. } => outcome.end = Some(reason),
             Update::Prompt { .. } => panic!("{id}: nobody asked for the prompt"),
             Update::Failed(error) => panic!("{id}: {error}"),
         }
