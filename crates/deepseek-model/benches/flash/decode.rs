@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use deepseek_model::{
-    CacheOptions, Graphs, LayerStats, LogitRows, Model, ReplayPolicy, Runner, RunnerOptions,
-    SequenceId, SequenceOptions, StepMode, StepRequest, StepStats, device,
+    CacheOptions, Config, Graphs, LayerStats, LogitRows, Model, ReplayPolicy, Runner,
+    RunnerOptions, SequenceId, SequenceOptions, StepMode, StepRequest, StepStats, device,
 };
 use serde::Serialize;
 
@@ -50,21 +50,7 @@ impl Decode {
 pub(crate) fn measure(model: &Arc<Model>, case: DecodeCase, pace: &Pace) -> Result<Outcome> {
     let config = model.config();
     let cost = Cost::new(config, held(model));
-    let row = vec![1; case.batch];
-    let layer = LayerStats {
-        written: row.clone(),
-        run: row.clone(),
-    };
-    let stats = StepStats {
-        query_rows: row,
-        layers: vec![layer; config.layers.len()],
-    };
-    let work = cost.step(&Step {
-        starts: &vec![case.context; case.batch],
-        stats: &stats,
-        read: case.batch,
-        mode: StepMode::Eager,
-    });
+    let work = work(&cost, config, case);
     let kind = Kind::Decode {
         graphs: case.graphs,
     };
@@ -101,6 +87,25 @@ pub(crate) fn measure(model: &Arc<Model>, case: DecodeCase, pace: &Pace) -> Resu
         capture,
         peak_bytes: peak(model.device())?,
     }))
+}
+
+/// Work of a step, phase by phase.
+pub(crate) fn work(cost: &Cost, config: &Config, case: DecodeCase) -> Phases {
+    let row = vec![1; case.batch];
+    let layer = LayerStats {
+        written: row.clone(),
+        run: row.clone(),
+    };
+    let stats = StepStats {
+        query_rows: row,
+        layers: vec![layer; config.layers.len()],
+    };
+    cost.step(&Step {
+        starts: &vec![case.context; case.batch],
+        stats: &stats,
+        read: case.batch,
+        mode: StepMode::Eager,
+    })
 }
 
 fn runner(model: &Arc<Model>, case: DecodeCase) -> Result<Runner> {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::Device;
 use deepseek_model::ReplayPolicy;
 
-use super::geometry::Geometry;
+use super::{geometry::Geometry, tasks::ServingCase};
 
 /// What `--help` prints.
 pub(crate) const HELP: &str = "\
@@ -20,6 +20,7 @@ What matters most is measured first; what would end after the budget is skipped 
   --policies LIST    of off, prompt-tail, step-tail, exact
   --contexts LIST    contexts that are decoded after; `none`: no decode
   --batches LIST     sequences that are decoded at once
+  --serving LIST     requests that are served at once; `none`: nothing is served
   --graphs LIST      of off, on
   --chunk ROWS       rows of a prompt that one step takes (default 8K)
   --json FILE        write all figures there, after each measurement
@@ -29,15 +30,15 @@ What matters most is measured first; what would end after the budget is skipped 
   --tiny             a model of nine small layers, on the CPU where there is no CUDA device
 ";
 
-/// What is asked for; empty lists mean the defaults of the model.
+/// What is asked for; empty lists mean the defaults of the model, and so does `None`.
 #[derive(Debug, Clone)]
 pub(crate) struct Flags {
     pub(crate) budget: Duration,
     lengths: Vec<usize>,
     policies: Vec<ReplayPolicy>,
-    contexts: Vec<usize>,
-    without_decode: bool,
+    contexts: Option<Vec<usize>>,
     batches: Vec<usize>,
+    serving: Option<Vec<usize>>,
     graphs: Vec<bool>,
     chunk: Option<usize>,
     pub(crate) json: Option<PathBuf>,
@@ -55,9 +56,9 @@ impl Flags {
             budget: Duration::from_secs(900),
             lengths: Vec::new(),
             policies: Vec::new(),
-            contexts: Vec::new(),
-            without_decode: false,
+            contexts: None,
             batches: Vec::new(),
+            serving: None,
             graphs: Vec::new(),
             chunk: None,
             json: None,
@@ -82,10 +83,8 @@ impl Flags {
             "--budget" => self.budget = seconds(&value()?)?,
             "--lengths" => self.lengths = list(&value()?, count)?,
             "--policies" => self.policies = list(&value()?, |text| Ok(text.parse()?))?,
-            "--contexts" => match value()?.as_str() {
-                "none" => self.without_decode = true,
-                text => self.contexts = list(text, count)?,
-            },
+            "--contexts" => self.contexts = Some(list_or_none(&value()?, count)?),
+            "--serving" => self.serving = Some(list_or_none(&value()?, count)?),
             "--batches" => self.batches = list(&value()?, count)?,
             "--graphs" => self.graphs = list(&value()?, on_or_off)?,
             "--chunk" => self.chunk = Some(count(&value()?)?),
@@ -112,12 +111,15 @@ impl Flags {
         let mut geometry = Geometry::new(self.tiny);
         or(&self.lengths, &mut geometry.lengths);
         or(&self.policies, &mut geometry.policies);
-        or(&self.contexts, &mut geometry.contexts);
         or(&self.batches, &mut geometry.batches);
         or(&self.graphs, &mut geometry.graphs);
         geometry.chunk = self.chunk.unwrap_or(geometry.chunk);
-        if self.without_decode {
-            geometry.contexts.clear();
+        if let Some(contexts) = &self.contexts {
+            geometry.contexts.clone_from(contexts);
+        }
+        if let (Some(asked), Some(&case)) = (&self.serving, geometry.serving.first()) {
+            let of = |&requests| ServingCase { requests, ..case };
+            geometry.serving = asked.iter().map(of).collect();
         }
         geometry
     }
@@ -141,6 +143,13 @@ impl Flags {
 
 fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
     text.split(',').map(parse).collect()
+}
+
+fn list_or_none<T>(text: &str, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
+    match text {
+        "none" => Ok(Vec::new()),
+        _ => list(text, parse),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration> {

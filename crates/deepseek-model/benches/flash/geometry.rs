@@ -5,6 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 use deepseek_model::{Config, ReplayPolicy};
 
+use super::tasks::ServingCase;
+
 /// Decode steps after a context, warm-up included, for which the cache has room.
 pub(crate) const MOST_STEPS: usize = 32;
 
@@ -19,6 +21,7 @@ pub(crate) struct Geometry {
     pub(crate) contexts: Vec<usize>,
     pub(crate) batches: Vec<usize>,
     pub(crate) graphs: Vec<bool>,
+    pub(crate) serving: Vec<ServingCase>,
 }
 
 impl Geometry {
@@ -42,6 +45,7 @@ impl Geometry {
                 contexts: vec![64, 512],
                 batches: vec![1, 4],
                 graphs,
+                serving: [4, 8].map(|n| requests(n, [256, 64, 8])).into(),
             };
         }
         Self {
@@ -53,6 +57,9 @@ impl Geometry {
             contexts: k(&[1, 32, 128]),
             batches: vec![1, 8, 32],
             graphs,
+            serving: [32, 64]
+                .map(|n| requests(n, [32 * 1024, 4 * 1024, 64]))
+                .into(),
         }
     }
 
@@ -60,10 +67,22 @@ impl Geometry {
     /// longest context, and graphs of decode steps are as wide as it.
     pub(crate) fn config(&self) -> Result<Config> {
         let mut config = Config::from_json(self.json, Path::new(self.name))?;
-        let longest = self.lengths.iter().chain(&self.contexts).max();
-        let positions = longest.copied().unwrap_or(1) + MOST_STEPS;
+        let served = |case: &ServingCase| case.shared + case.own + case.new;
+        let others = self.lengths.iter().chain(&self.contexts).copied();
+        let longest = others.chain(self.serving.iter().map(served)).max();
+        let positions = longest.unwrap_or(1) + MOST_STEPS;
         config.max_positions = positions.max(config.sliding_window);
         Ok(config)
+    }
+}
+
+/// So many requests, with shared, own and new tokens.
+pub(crate) fn requests(requests: usize, [shared, own, new]: [usize; 3]) -> ServingCase {
+    ServingCase {
+        requests,
+        shared,
+        own,
+        new,
     }
 }
 

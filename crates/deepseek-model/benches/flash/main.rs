@@ -21,6 +21,7 @@ pub(crate) mod prefill;
 pub(crate) mod rates;
 pub(crate) mod record;
 pub(crate) mod report;
+pub(crate) mod serving;
 pub(crate) mod spread;
 pub(crate) mod tasks;
 
@@ -62,6 +63,7 @@ pub(crate) fn run(flags: &Flags, out: &mut dyn Write) -> Result<bool> {
         let done = match task {
             tasks::Task::Prefill(case) => prefill::measure(&model, &geometry, case, &pace),
             tasks::Task::Decode(case) => decode::measure(&model, case, &pace),
+            tasks::Task::Serving(case) => serving::measure(&model, &geometry, case, &pace),
         };
         record.take(task, done, &mut pace);
         // After each: what is measured is kept however the run ends.

@@ -16,6 +16,7 @@ use super::{
     pace::{Kind, Pace},
     prefill::Prefill,
     rates::{self, Rates},
+    serving::Serving,
     tasks::Task,
 };
 
@@ -24,6 +25,7 @@ use super::{
 pub(crate) enum Outcome {
     Prefill(Prefill),
     Decode(Decode),
+    Serving(Serving),
     /// Not begun: once would have taken so many seconds.
     Skipped {
         predicted: f64,
@@ -58,6 +60,7 @@ pub(crate) struct Record {
     pub(crate) model: Built,
     pub(crate) prefill: Vec<Prefill>,
     pub(crate) decode: Vec<Decode>,
+    pub(crate) serving: Vec<Serving>,
     /// What the budget had no room for, and why.
     pub(crate) skipped: Vec<String>,
     /// What went wrong, and how.
@@ -85,6 +88,7 @@ impl Record {
             model: Built::default(),
             prefill: Vec::new(),
             decode: Vec::new(),
+            serving: Vec::new(),
             skipped: Vec::new(),
             failed: Vec::new(),
             seconds: 0.0,
@@ -107,6 +111,11 @@ impl Record {
                 pace.learn(Kind::Decode { graphs }, decode.total(), seconds);
                 self.decode.push(decode);
                 format!("{task}: {:.2} ms a step", seconds * 1e3)
+            }
+            Ok(Outcome::Serving(serving)) => {
+                let seconds = serving.together;
+                self.serving.push(serving);
+                format!("{task}: {seconds:.2} s")
             }
             Ok(Outcome::Skipped { predicted }) => {
                 let left = pace.left();

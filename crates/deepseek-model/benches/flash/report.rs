@@ -20,6 +20,7 @@ pub(crate) fn print(record: &Record, out: &mut dyn Write) -> Result<()> {
     prompts(record, out)?;
     phases(record, out)?;
     decode(record, out)?;
+    serving(record, out)?;
     captures(record, out)?;
     for (title, lines) in [("skipped", &record.skipped), ("FAILED", &record.failed)] {
         for line in lines {
@@ -147,6 +148,41 @@ fn decode(record: &Record, out: &mut dyn Write) -> Result<()> {
             case.batch as f64 / step.median,
             gib(decode.peak_bytes),
             decode.mode
+        )?;
+    }
+    Ok(())
+}
+
+fn serving(record: &Record, out: &mut dyn Write) -> Result<()> {
+    if record.serving.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\nServing: prompts with a common beginning; seconds, but for planning.\n"
+    )?;
+    writeln!(
+        out,
+        "| requests | shared + own + new tokens | first token, cold | with a hit | alone, to the end | all at once, to the end | their first tokens | tokens/s, one by one and at once | planning a step, µs | of steps that decode | choosing tokens, ms |"
+    )?;
+    writeln!(out, "|---|---|---|---|---|---|---|---|---|---|---|")?;
+    for serving in &record.serving {
+        let (case, [alone, together]) = (serving.case, serving.rates());
+        writeln!(
+            out,
+            "| {} | {} + {} + {} | {:.3} | {} | {} | {:.2} | {} | {alone:.1}, {together:.1} | {} | {} | {} |",
+            case.requests,
+            short(case.shared),
+            short(case.own),
+            case.new,
+            serving.cold,
+            spread(serving.hit, 1.0, 3),
+            spread(serving.alone, 1.0, 3),
+            serving.together,
+            spread(serving.together_ttft, 1.0, 2),
+            spread(serving.planning, 1e6, 0),
+            spread(serving.decode_planning, 1e6, 0),
+            spread(serving.choosing, 1e3, 2),
         )?;
     }
     Ok(())

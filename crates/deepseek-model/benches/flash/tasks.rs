@@ -24,11 +24,23 @@ pub(crate) struct DecodeCase {
     pub(crate) graphs: bool,
 }
 
+/// Requests that share the beginning of their prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct ServingCase {
+    pub(crate) requests: usize,
+    /// Tokens of the prompts' common beginning, and of the rest of each.
+    pub(crate) shared: usize,
+    pub(crate) own: usize,
+    /// Tokens of each output.
+    pub(crate) new: usize,
+}
+
 /// One measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
     Prefill(PrefillCase),
     Decode(DecodeCase),
+    Serving(ServingCase),
 }
 
 #[allow(
@@ -56,6 +68,13 @@ impl fmt::Display for Task {
                 case.batch,
                 short(case.context),
                 graphs(case.graphs)
+            ),
+            Self::Serving(case) => write!(
+                f,
+                "{} requests of {} + {} tokens",
+                case.requests,
+                short(case.shared),
+                short(case.own)
             ),
         }
     }
@@ -101,6 +120,7 @@ pub(crate) fn in_order(geometry: &Geometry) -> Vec<Task> {
     tasks.extend(prefill(&upto, &[false, true]));
     tasks.extend(decode[alone..].iter().copied().map(Task::Decode));
     tasks.extend(prefill(next.as_slice(), &[true]));
+    tasks.extend(geometry.serving.iter().copied().map(Task::Serving));
     tasks.extend(prefill(longer.get(1..).unwrap_or_default(), &[false, true]));
     tasks
 }

@@ -1,6 +1,10 @@
 //! The engine without a thread: requests come in, each step gives what came of it.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     EngineError, EngineOptions,
@@ -67,6 +71,10 @@ pub struct EngineStats {
     pub row_layers: u64,
     /// The same, had no row been dropped.
     pub row_layers_without_replay: u64,
+    /// Time in which steps were put together: who runs, on how many tokens, with which pages.
+    pub planning: Duration,
+    /// Time in which tokens were chosen from logits, and given out.
+    pub choosing: Duration,
     /// Pages of the cache that no sequence holds.
     pub free_pages: usize,
     /// Pages of the cache.
@@ -166,7 +174,10 @@ impl EngineCore {
     pub fn step(&mut self) -> Vec<(RequestId, Update)> {
         let mut updates = Vec::new();
         self.end_overdue(Instant::now(), &mut updates);
-        match self.plan(&mut updates) {
+        let begun = Instant::now();
+        let plan = self.plan(&mut updates);
+        self.stats.planning += begun.elapsed();
+        match plan {
             Ok(plan) if plan.parts.is_empty() => {}
             Ok(plan) => match self.run(&plan.parts) {
                 Ok(output) => self.take(&plan.parts, &output, &mut updates),
@@ -239,6 +250,7 @@ impl EngineCore {
             Ok(logits) => logits,
             Err(error) => return self.fail(parts, error.into(), updates),
         };
+        let begun = Instant::now();
         let max_positions = self.model().config().max_positions;
         // From the last on: those that end leave the list.
         let mut of_parts = Vec::with_capacity(parts.len());
@@ -259,6 +271,7 @@ impl EngineCore {
         for (id, came) in of_parts.into_iter().rev() {
             updates.extend(came.into_iter().map(|update| (id, update)));
         }
+        self.stats.choosing += begun.elapsed();
     }
 
     /// Ends the requests of a step that failed.

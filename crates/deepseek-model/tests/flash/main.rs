@@ -32,7 +32,13 @@ fn the_whole_program_runs() {
             "{printed}"
         );
     }
-    for title in ["Time to first token", "each phase", "Decode", "Capturing"] {
+    for title in [
+        "Time to first token",
+        "each phase",
+        "Decode",
+        "Serving",
+        "Capturing",
+    ] {
         assert!(printed.contains(title), "{printed}");
     }
     assert!(
@@ -43,6 +49,13 @@ fn the_whole_program_runs() {
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     assert_eq!(json["prefill"].as_array().unwrap().len(), 3 * 4 * 2);
     assert_eq!(json["decode"].as_array().unwrap().len(), 2 * 2 * 2);
+    let serving = json["serving"].as_array().unwrap();
+    let requests: Vec<_> = serving.iter().map(|case| &case["requests"]).collect();
+    assert_eq!(requests, [4, 8]);
+    for case in serving {
+        let [cold, hit] = ["/cold", "/hit/median"].map(|at| case.pointer(at).unwrap().as_f64());
+        assert!(hit.unwrap() < cold.unwrap(), "{case}");
+    }
     let [least, most] = [0, 1].map(|i| json["model"]["expert_shares"][i].as_f64().unwrap());
     assert!(least > 0.4 && most < 2.0, "{least} .. {most}");
 
@@ -69,7 +82,7 @@ fn without_a_budget_everything_is_skipped() {
     let printed = String::from_utf8(printed).unwrap();
     assert_eq!(
         printed.matches("skipped: ").count(),
-        2 * 2 + 2 * 2,
+        2 * 2 + 2 * 2 + 2,
         "{printed}"
     );
     assert!(printed.contains("skipped: prompt of 1K, off, graphs on: about"));
