@@ -354,3 +354,34 @@ proptest! {
         prop_assert!((sum - 1.0).abs() < 1e-5, "{sum}");
     }
 }
+
+/// Logits are compared many at a time: the first of the highest is found wherever it stands, and so is the
+/// first that is no number.
+#[test]
+fn the_highest_logit_is_found_in_any_place() {
+    let value = prop_oneof![
+        8 => (-3i8..3).prop_map(f32::from),
+        4 => Just(f32::NEG_INFINITY),
+        1 => Just(f32::NAN),
+        1 => Just(f32::INFINITY),
+    ];
+    let finite = (-3i8..3).prop_map(f32::from);
+    let some = prop::collection::vec(finite, 1..300);
+    let few_odd = prop::collection::vec((any::<prop::sample::Index>(), value), 0..3);
+    proptest!(|(mut logits in some, odd in few_odd)| {
+        for (at, value) in odd {
+            let at = at.index(logits.len());
+            logits[at] = value;
+        }
+        let bad = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY);
+        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        match (argmax(&logits), bad) {
+            (Err(SamplerError::BadLogit { id, .. }), Some(bad)) => prop_assert_eq!(id as usize, bad),
+            (Err(SamplerError::NothingAllowed { .. }), None) => prop_assert_eq!(highest, f32::NEG_INFINITY),
+            (Ok(id), None) => {
+                prop_assert_eq!(Some(id as usize), logits.iter().position(|x| *x == highest));
+            }
+            (got, bad) => prop_assert!(false, "{got:?}, {bad:?}"),
+        }
+    });
+}

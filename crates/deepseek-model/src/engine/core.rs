@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rayon::prelude::*;
+
 use super::{
     EngineError, EngineOptions,
     job::Job,
@@ -252,23 +254,31 @@ impl EngineCore {
         };
         let begun = Instant::now();
         let max_positions = self.model().config().max_positions;
+        // Parts are in the order of those that run.
+        let mut parts_left = parts.iter().zip(&output.ranges).peekable();
+        let running = self.running.iter_mut().enumerate();
+        let jobs: Vec<_> = running
+            .filter_map(|(index, running)| {
+                let (part, range) = parts_left.next_if(|(part, _)| part.index == index)?;
+                Some((&mut running.job, part, &logits[range.clone()]))
+            })
+            .collect();
+        let choose = |(job, part, rows): (&mut Job, &Part, &[Vec<f32>])| {
+            let span = (part.start, part.start + part.tokens);
+            let came = job.take(span, rows, max_positions);
+            let came = came.unwrap_or_else(|error| vec![Update::Failed(Arc::new(error))]);
+            (job.id, came)
+        };
+        let of_parts: Vec<_> = jobs.into_par_iter().map(choose).collect();
         // From the last on: those that end leave the list.
-        let mut of_parts = Vec::with_capacity(parts.len());
-        for (part, range) in parts.iter().zip(&output.ranges).rev() {
-            let job = &mut self.running[part.index].job;
-            let (id, span) = (job.id, (part.start, part.start + part.tokens));
-            let came = match job.take(span, &logits[range.clone()], max_positions) {
-                Ok(came) => came,
-                Err(error) => vec![Update::Failed(Arc::new(error))],
-            };
+        for (part, (_, came)) in parts.iter().zip(&of_parts).rev() {
             let tokens = came.iter().filter(|u| matches!(u, Update::Token { .. }));
             self.stats.generated_tokens += tokens.count() as u64;
             if came.last().is_some_and(Update::is_last) {
                 self.end(part.index);
             }
-            of_parts.push((id, came));
         }
-        for (id, came) in of_parts.into_iter().rev() {
+        for (id, came) in of_parts {
             updates.extend(came.into_iter().map(|update| (id, update)));
         }
         self.stats.choosing += begun.elapsed();
