@@ -51,6 +51,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// All keys that are there, whatever they hold.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a String> + use<'a> {
+        self.map.keys()
+    }
+
     /// Whether the key is there and not `null`.
     pub(super) fn has(&self, key: &str) -> bool {
         self.get(key).is_some()

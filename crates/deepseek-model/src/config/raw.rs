@@ -2,15 +2,16 @@
 //!
 //! Sizes, the schedule and every number of a formula must be there: a forgotten key must not turn
 //! into the value of some other model. Only what can be *off* may be absent, and is off then:
-//! `rope_scaling`, candidate blocks (`candidate_*`), n-gram tables (`engram_*`), stop tokens.
-//! Keys that name a variant of the model (`variant.rs`) have one supported value each and may be
-//! absent, too. Other keys are not looked at.
+//! `rope_scaling` (`rope.rs`), candidate blocks (`candidate_*`), n-gram tables (`engram_*`), stop tokens.
+//! Keys that name a variant of the model (`variant.rs`, `neutral.rs`) may be absent, too, and ask for
+//! nothing else than what is computed. Other keys are not looked at.
 
 use serde_json::{Map, Value};
 
 use super::{
     CandidateConfig, EngramConfig, Scoring, Violation, Yarn,
     fields::{Fields, token_id},
+    rope::Rope,
     variant,
 };
 use crate::ops::MAX_STREAMS;
@@ -85,6 +86,7 @@ impl Raw {
             |v| token_id(v).map(Some),
         );
 
+        let rope = Rope::read(text, violations);
         let f = &mut Fields::new(text, violations);
         Self {
             vocab_size: f.width("vocab_size"),
@@ -112,14 +114,14 @@ impl Raw {
             index_heads: f.count("index_n_heads"),
             index_dim: f.width("index_head_dim"),
             index_topk: f.width("index_topk"),
-            rope_theta: f.number("rope_theta", "a number above 1", |x| x > 1.0),
-            compress_rope_theta: f.number("compress_rope_theta", "a number above 1", |x| x > 1.0),
+            rope_theta: rope.theta,
+            compress_rope_theta: rope.compress_theta,
             max_positions: f.width("max_position_embeddings"),
             compress_ratios: f.list("compress_ratios"),
             kv_sources: f.list("kv_source_layer_ids"),
             index_sources: f.list("index_source_layer_ids"),
             candidates: candidates(f),
-            yarn: yarn(f),
+            yarn: rope.yarn,
             engram: engram(f),
             bos_token_id: bos.flatten(),
             eos_token_ids: eos,
@@ -173,56 +175,6 @@ fn candidates(f: &mut Fields<'_>) -> Option<CandidateConfig> {
         top_blocks: top_blocks?,
         block_size: block_size?,
     })
-}
-
-/// `rope_scaling`, or `rope_parameters` as newer tools write it; of type `default` or absent: none.
-fn yarn(f: &mut Fields<'_>) -> Option<Yarn> {
-    let key = if f.has("rope_scaling") {
-        "rope_scaling"
-    } else {
-        "rope_parameters"
-    };
-    let mut f = f.object(key)?;
-    let kind_key = if f.has("rope_type") {
-        "rope_type"
-    } else {
-        "type"
-    };
-    let kind = f.required(kind_key, "\"yarn\" or \"default\"", |value| {
-        value
-            .as_str()
-            .filter(|kind| ["yarn", "default"].contains(kind))
-    })?;
-    if kind_key == "rope_type" {
-        // The older name of the key; files may have both.
-        let expected = format!("{kind:?}, as rope_type has it");
-        f.optional("type", &expected, kind, |v| {
-            v.as_str().filter(|&name| name == kind)
-        });
-    }
-    if kind == "default" {
-        return None;
-    }
-    variant::check_yarn(&mut f);
-    let factor = f.number("factor", "a number, 1 or above", |x| x >= 1.0);
-    let beta_fast = f.number("beta_fast", "a number above 0", |x| x > 0.0);
-    let beta_slow = f.number("beta_slow", "a number above 0", |x| x > 0.0);
-    let original_max_position = f.width("original_max_position_embeddings");
-    let yarn = Yarn {
-        factor: factor?,
-        beta_fast: beta_fast?,
-        beta_slow: beta_slow?,
-        original_max_position: original_max_position?,
-    };
-    if yarn.beta_fast < yarn.beta_slow {
-        let expected = format!("beta_slow ({}) or above", yarn.beta_slow);
-        f.note(Violation::new(
-            &f.name("beta_fast"),
-            expected,
-            yarn.beta_fast,
-        ));
-    }
-    Some(yarn)
 }
 
 /// Absent or empty `engram_layer_ids`: no tables, and the other keys are not looked at.

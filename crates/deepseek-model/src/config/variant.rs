@@ -1,96 +1,101 @@
-//! Keys that name a variant of the model of which only one is supported. Each may be absent; with
-//! another value the file asks for another computation than this one.
+//! Whether a file is about this model: its family, keys that ask for another computation, and what
+//! stands beside the decoder's part.
 
 use serde_json::{Map, Value};
 
-use super::{fields::Fields, raw::holder};
+use super::{Violation, fields::Fields, neutral};
 
-/// Notes every key that asks for something else.
+/// Notes every key that asks for something else. Beside the decoder's part it may be meant for it, too.
 pub(super) fn check(
     top: &Map<String, Value>,
     text: &Map<String, Value>,
-    violations: &mut Vec<super::Violation>,
+    violations: &mut Vec<Violation>,
 ) {
-    family(&mut Fields::new(top, violations));
-    let f = &mut Fields::new(text, violations);
     // In a flat file the two are the same object.
     if !std::ptr::eq(top, text) {
-        family(f);
+        let mut beside = Vec::new();
+        object(top, text, &mut beside);
+        contradictions(top, text, &mut beside);
+        violations.extend(beside.into_iter().map(|violation| Violation {
+            found: format!("{}, beside text_config", violation.found),
+            ..violation
+        }));
     }
-    for key in [
-        "num_key_value_heads",
-        "n_shared_experts",
-        "n_group",
-        "topk_group",
-    ] {
-        f.optional(key, "1 (nothing else is supported)", 1, |v| {
-            v.as_u64().filter(|&n| n == 1)
+    object(text, text, violations);
+}
+
+fn object(map: &Map<String, Value>, text: &Map<String, Value>, violations: &mut Vec<Violation>) {
+    let f = &mut Fields::new(map, violations);
+    family(f);
+    neutral::check(f, text);
+    if let Some(mut f) = f.object("quantization_config") {
+        let expected = "\"fp8\" (nothing else is supported)";
+        f.optional("quant_method", expected, "fp8", |v| {
+            v.as_str().filter(|&method| method == "fp8")
         });
-    }
-    for (key, expected, only) in [
-        ("first_k_dense_replace", "0 (every layer has experts)", 0),
-        ("n_hash_layers", "0 (no layer routes by token id)", 0),
-        ("num_hash_layers", "0 (no layer routes by token id)", 0),
-    ] {
-        f.optional(key, expected, only, |v| v.as_u64().filter(|&n| n == only));
-    }
-    f.optional("moe_layer_freq", "1 (every layer has experts)", 1, |v| {
-        // One for all layers, or one for each.
-        let all = v.as_array().map_or(std::slice::from_ref(v), Vec::as_slice);
-        all.iter().all(|n| n.as_u64() == Some(1)).then_some(1)
-    });
-    f.optional("gate_temp", "1 (router logits are not divided)", 1.0, |v| {
-        v.as_f64().filter(|&x| x == 1.0)
-    });
-    for key in [
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "logit_softcap",
-    ] {
-        f.optional(key, "0 or null (nothing is capped)", 0.0, |v| {
-            v.as_f64().filter(|&x| x == 0.0)
-        });
-    }
-    for (key, expected) in [
-        ("use_qk_norm", "true (queries and keys are normed)"),
-        ("rope_interleave", "true (neighbouring channels are a pair)"),
-    ] {
-        f.optional(key, expected, true, |v| v.as_bool().filter(|&set| set));
-    }
-    only_text(f, "hidden_act", "silu");
-    only_text(f, "topk_method", "noaux_tc");
-    only_false(
-        f,
-        "attention_bias",
-        "false (the projections have no biases)",
-    );
-    // A tied head would otherwise surface as a missing tensor.
-    let tied = &mut Fields::new(holder("tie_word_embeddings", top, text), violations);
-    only_false(
-        tied,
-        "tie_word_embeddings",
-        "false (the head has its own weights)",
-    );
-    let quantised = &mut Fields::new(holder("quantization_config", top, text), violations);
-    if let Some(mut f) = quantised.object("quantization_config") {
-        only_text(&mut f, "quant_method", "fp8");
     }
 }
 
-/// The attention factors that the `YaRN` of other models has. `mscale` and `mscale_all_dim` weigh the
-/// logarithm of the factor, so that 0 stands for none.
-pub(super) fn check_yarn(f: &mut Fields<'_>) {
-    for key in ["mscale", "mscale_all_dim"] {
-        f.optional(key, "0 (nothing else is supported)", 0.0, |v| {
-            v.as_f64().filter(|&x| x == 0.0)
-        });
+/// Keys of the decoder that no tensor's shape would contradict.
+const DECIDING: &[&str] = &[
+    "rope_theta",
+    "compress_rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "scoring_func",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "num_experts_per_tok",
+    "swiglu_limit",
+    "rms_norm_eps",
+    "sliding_window",
+    "hc_sinkhorn_iters",
+    "hc_eps",
+    "index_topk",
+    "compress_ratios",
+    "kv_source_layer_ids",
+    "index_source_layer_ids",
+    "candidate_source_layer_id",
+    "candidate_topk_blocks",
+    "candidate_block_size",
+    "engram_layer_ids",
+];
+
+/// Notes what is said beside the decoder's part and not in it. Only the latter is read.
+fn contradictions(
+    top: &Map<String, Value>,
+    text: &Map<String, Value>,
+    violations: &mut Vec<Violation>,
+) {
+    for key in DECIDING {
+        let (outer, inner) = (top.get(*key), text.get(*key));
+        let (outer, inner) = (outer.unwrap_or(&Value::Null), inner.unwrap_or(&Value::Null));
+        if outer.is_null() || same(outer, inner) {
+            continue;
+        }
+        let expected = if inner.is_null() {
+            "no such key, or the same in text_config, which has none".to_owned()
+        } else {
+            let inner = Violation::value(key, "", inner).found;
+            format!("{inner}, as text_config has it")
+        };
+        violations.push(Violation::value(key, &expected, outer));
     }
-    f.optional(
-        "attention_factor",
-        "1 (nothing else is supported)",
-        1.0,
-        |v| v.as_f64().filter(|&x| x == 1.0),
-    );
+}
+
+/// Whether two values are equal; 1 and 1.0 are.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            let equal = |key: &String, a| b.get(key).is_some_and(|b| same(a, b));
+            a.len() == b.len() && a.iter().all(|(key, a)| equal(key, a))
+        }
+        (a, b) => a == b,
+    }
 }
 
 /// `architectures` and `model_type`, as the decoder's part and the file around it have them.
@@ -112,15 +117,4 @@ fn is_ours(name: &str) -> bool {
     let letters = name.chars().filter(|&c| c != '_');
     let plain: String = letters.map(|c| c.to_ascii_lowercase()).collect();
     plain.starts_with("deepseekv41")
-}
-
-fn only_text(f: &mut Fields<'_>, key: &str, only: &str) {
-    let expected = format!("{only:?} (nothing else is supported)");
-    f.optional(key, &expected, only, |v| {
-        v.as_str().filter(|&text| text == only)
-    });
-}
-
-fn only_false(f: &mut Fields<'_>, key: &str, expected: &str) {
-    f.optional(key, expected, false, |v| v.as_bool().filter(|set| !set));
 }

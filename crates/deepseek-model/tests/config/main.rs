@@ -3,6 +3,8 @@
 mod accepted;
 mod changed;
 mod refused;
+mod rotation;
+mod variants;
 
 use std::{error::Error, path::Path};
 

@@ -1,0 +1,236 @@
+//! Rotation: its bases and `YaRN`, wherever a file says them.
+//!
+//! Released files have `rope_theta`, `compress_rope_theta` and `rope_scaling`. Newer tools write
+//! `rope_parameters`, with the bases in it: either flat, or as `main` for window KV and `compress` for
+//! compressed KV, which alone is stretched. What is said twice must be the same.
+
+use serde_json::{Map, Value};
+
+use super::{Violation, Yarn, fields::Fields, neutral};
+
+/// What a file says of rotation; `None` where a violation was noted.
+pub(super) struct Rope {
+    pub(super) theta: Option<f64>,
+    pub(super) compress_theta: Option<f64>,
+    /// `None` also if off.
+    pub(super) yarn: Option<Yarn>,
+}
+
+impl Rope {
+    /// Reads the decoder's keys.
+    pub(super) fn read(text: &Map<String, Value>, violations: &mut Vec<Violation>) -> Self {
+        let mut f = Fields::new(text, violations);
+        let mut said = Said::default();
+        said.bases(&mut f);
+        for key in ["rope_scaling", "rope_parameters"] {
+            let Some(mut f) = f.object(key) else { continue };
+            if f.has("main") || f.has("compress") {
+                if let Some(mut main) = f.object("main") {
+                    said.theta.add(&mut main, "rope_theta");
+                    unstretched(&mut main, text);
+                }
+                if let Some(mut compress) = f.object("compress") {
+                    said.compress_theta.add(&mut compress, "rope_theta");
+                    said.stretch(&mut compress, text);
+                }
+            } else {
+                said.bases(&mut f);
+                said.stretch(&mut f, text);
+            }
+        }
+        Self {
+            theta: said.theta.one(&mut f, "rope_theta"),
+            compress_theta: said.compress_theta.one(&mut f, "compress_rope_theta"),
+            yarn: one_yarn(&mut f, said.stretches),
+        }
+    }
+}
+
+/// Everything that is said, in its order.
+#[derive(Default)]
+struct Said {
+    theta: Bases,
+    compress_theta: Bases,
+    stretches: Vec<Stretch>,
+}
+
+/// What an object says of stretching.
+struct Stretch {
+    /// Of the object's keys.
+    prefix: String,
+    /// The key of its type.
+    kind_key: &'static str,
+    /// `None` for the type `default`.
+    yarn: Option<Yarn>,
+}
+
+/// Keys of an object that are about rotation alone.
+const UNSTRETCHED: [&str; 3] = ["rope_theta", "compress_rope_theta", "partial_rotary_factor"];
+
+impl Said {
+    fn bases(&mut self, f: &mut Fields<'_>) {
+        self.theta.add(f, "rope_theta");
+        self.compress_theta.add(f, "compress_rope_theta");
+    }
+
+    /// An object that says how rotation is stretched, if it says so at all.
+    fn stretch(&mut self, f: &mut Fields<'_>, text: &Map<String, Value>) {
+        neutral::rotated_channels(f, text);
+        if f.names().any(|key| !UNSTRETCHED.contains(&key.as_str())) {
+            self.stretches.extend(stretch(f));
+        }
+    }
+}
+
+/// A base by each key that says it; `None` for one that is no base.
+#[derive(Default)]
+struct Bases(Vec<(String, Option<f64>)>);
+
+const BASE: &str = "a number above 1";
+
+impl Bases {
+    fn add(&mut self, f: &mut Fields<'_>, key: &str) {
+        if f.has(key) {
+            self.0.push((f.name(key), f.number(key, BASE, |x| x > 1.0)));
+        }
+    }
+
+    /// The base. `key` is the one that is missed if there is none.
+    fn one(self, f: &mut Fields<'_>, key: &str) -> Option<f64> {
+        let mut said = self.0.into_iter();
+        let Some((first, base)) = said.next() else {
+            return f.number(key, BASE, |x| x > 1.0);
+        };
+        let base = base?;
+        for (other, found) in said {
+            if found? != base {
+                f.note(Violation::new(
+                    &other,
+                    format!("{base}, as {first} has it"),
+                    found?,
+                ));
+                return None;
+            }
+        }
+        Some(base)
+    }
+}
+
+/// Window KV is rotated as it is.
+fn unstretched(f: &mut Fields<'_>, text: &Map<String, Value>) {
+    neutral::rotated_channels(f, text);
+    for key in ["rope_type", "type"] {
+        let expected = "\"default\" (window KV is not stretched)";
+        f.optional(key, expected, (), |v| (v == "default").then_some(()));
+    }
+}
+
+fn stretch(f: &mut Fields<'_>) -> Option<Stretch> {
+    let kind_key = if f.has("rope_type") {
+        "rope_type"
+    } else {
+        "type"
+    };
+    let kind = f.required(kind_key, "\"yarn\" or \"default\"", |value| {
+        value
+            .as_str()
+            .filter(|kind| ["yarn", "default"].contains(kind))
+    })?;
+    if kind_key == "rope_type" {
+        // The older name of the key; files may have both.
+        let expected = format!("{kind:?}, as rope_type has it");
+        f.optional("type", &expected, kind, |v| {
+            v.as_str().filter(|&name| name == kind)
+        });
+    }
+    let yarn = if kind == "default" {
+        None
+    } else {
+        Some(yarn(f)?)
+    };
+    Some(Stretch {
+        prefix: f.name(""),
+        kind_key,
+        yarn,
+    })
+}
+
+fn yarn(f: &mut Fields<'_>) -> Option<Yarn> {
+    variants(f);
+    let factor = f.number("factor", "a number, 1 or above", |x| x >= 1.0);
+    let beta_fast = f.number("beta_fast", "a number above 0", |x| x > 0.0);
+    let beta_slow = f.number("beta_slow", "a number above 0", |x| x > 0.0);
+    let original_max_position = f.width("original_max_position_embeddings");
+    let yarn = Yarn {
+        factor: factor?,
+        beta_fast: beta_fast?,
+        beta_slow: beta_slow?,
+        original_max_position: original_max_position?,
+    };
+    if yarn.beta_fast < yarn.beta_slow {
+        let expected = format!("beta_slow ({}) or above", yarn.beta_slow);
+        f.note(Violation::new(
+            &f.name("beta_fast"),
+            expected,
+            yarn.beta_fast,
+        ));
+    }
+    Some(yarn)
+}
+
+/// What the `YaRN` of other models has. `mscale` and `mscale_all_dim` weigh the logarithm of the factor, so
+/// that 0 stands for none.
+fn variants(f: &mut Fields<'_>) {
+    for (key, only) in [
+        ("mscale", 0.0),
+        ("mscale_all_dim", 0.0),
+        ("attention_factor", 1.0),
+        ("attn_factor", 1.0),
+        ("extrapolation_factor", 1.0),
+    ] {
+        let expected = format!("{only} (nothing else is supported)");
+        f.optional(key, &expected, only, |v| v.as_f64().filter(|&x| x == only));
+    }
+    let expected = "true (the ramp is between whole channels)";
+    f.optional("truncate", expected, true, |v| {
+        v.as_bool().filter(|&set| set)
+    });
+}
+
+/// The one stretching that all objects name; two of them can be `rope_scaling` and `rope_parameters`.
+fn one_yarn(f: &mut Fields<'_>, said: Vec<Stretch>) -> Option<Yarn> {
+    let mut said = said.into_iter();
+    let first = said.next()?;
+    for other in said {
+        if let Some(([of_first, of_other], expected, found)) = difference(&first, &other) {
+            let expected = format!("{expected}, as {}{} has it", first.prefix, of_first);
+            let key = format!("{}{}", other.prefix, of_other);
+            f.note(Violation::new(&key, expected, found));
+        }
+    }
+    first.yarn
+}
+
+/// The keys that two objects hold differently, and what they hold.
+fn difference(a: &Stretch, b: &Stretch) -> Option<([&'static str; 2], String, String)> {
+    let (Some(one), Some(two)) = (&a.yarn, &b.yarn) else {
+        let kind = |of: &Stretch| if of.yarn.is_some() { "yarn" } else { "default" };
+        let (one, two) = (kind(a), kind(b));
+        let keys = [a.kind_key, b.kind_key];
+        return (one != two).then(|| (keys, format!("{one:?}"), format!("{two:?}")));
+    };
+    let numbers = |yarn: &Yarn| {
+        [
+            ("factor", yarn.factor),
+            ("beta_fast", yarn.beta_fast),
+            ("beta_slow", yarn.beta_slow),
+            (
+                "original_max_position_embeddings",
+                yarn.original_max_position as f64,
+            ),
+        ]
+    };
+    let mut pairs = numbers(one).into_iter().zip(numbers(two));
+    let ((key, one), (_, two)) = pairs.find(|(one, two)| one != two)?;
+    Some(([key, key], one.to_string(), two.to_string()))
+}

@@ -1,0 +1,150 @@
+//! Keys of other families of models: what asks for another computation is refused, what asks for this
+//! one is not.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use crate::{changed, parse, release};
+
+/// The key, values that ask for what is computed, and one that asks for something else.
+fn keys() -> Vec<(&'static str, Vec<Value>, Value)> {
+    let mut types = vec!["sliding_attention"; 2];
+    types.extend(["compressed_sparse_attention"; 38]);
+    let mut other = types.clone();
+    other[7] = "full_attention";
+    vec![
+        ("attn_logit_softcap", vec![json!(0)], json!(50.0)),
+        (
+            "attn_logit_softcapping",
+            vec![json!(0.0), json!(false)],
+            json!(50.0),
+        ),
+        ("final_logit_softcapping", vec![json!(0)], json!(30.0)),
+        ("logits_soft_cap", vec![json!(0)], json!(30)),
+        (
+            "partial_rotary_factor",
+            vec![json!(0.125), json!(1), json!(1.0)],
+            json!(0.5),
+        ),
+        ("rotary_pct", vec![json!(1.0)], json!(0.25)),
+        ("rotary_dim", vec![json!(64)], json!(32)),
+        ("use_sliding_window", vec![json!(true)], json!(false)),
+        ("max_window_layers", vec![json!(0)], json!(28)),
+        ("sliding_window_pattern", vec![], json!(6)),
+        ("attention_chunk_size", vec![], json!(8192)),
+        ("layer_types", vec![json!(types)], json!(other)),
+        ("mlp_layer_types", vec![json!(vec!["moe"; 40])], {
+            json!([&["hash_moe"; 3][..], &["moe"; 37]].concat())
+        }),
+        ("qk_norm", vec![json!(true)], json!(false)),
+        ("use_qk_norm", vec![json!(true)], json!(false)),
+        ("logit_scale", vec![json!(1), json!(1.0)], json!(0.0625)),
+        ("logits_scaling", vec![json!(1.0)], json!(8.0)),
+        ("residual_multiplier", vec![json!(1.0)], json!(0.22)),
+        ("embedding_multiplier", vec![json!(1)], json!(12.0)),
+        ("mlp_multipliers", vec![json!([1.0, 1])], json!([1.0, 0.5])),
+        // Replaces the factor 1 / sqrt(512), so that 1 is another computation.
+        (
+            "attention_multiplier",
+            vec![json!(0.044_194_173_8)],
+            json!(1.0),
+        ),
+        ("query_pre_attn_scalar", vec![json!(512)], json!(256)),
+        ("clip_qkv", vec![], json!(8.0)),
+        ("parallel_residual", vec![json!(false)], json!(true)),
+        ("use_parallel_residual", vec![json!(false)], json!(true)),
+        ("attention_bias", vec![json!(false)], json!(true)),
+        ("mlp_bias", vec![json!(false)], json!(true)),
+        ("tie_embeddings", vec![json!(false)], json!(true)),
+        ("tie_word_embeddings", vec![json!(false)], json!(true)),
+        ("hidden_activation", vec![json!("silu")], json!("gelu")),
+        ("no_rope_layers", vec![json!([]), json!([1, 1])], {
+            json!([1, 1, 1, 0])
+        }),
+        ("mlp_only_layers", vec![json!([])], json!([0])),
+        ("decoder_sparse_step", vec![json!(1)], json!(2)),
+        ("swiglu_alpha", vec![json!(1.0)], json!(1.702)),
+        ("position_embedding_type", vec![json!("rope")], {
+            json!("absolute")
+        }),
+        ("alibi", vec![json!(false)], json!(true)),
+        ("num_key_value_heads", vec![json!(1)], json!(8)),
+        ("gate_temp", vec![json!(1)], json!(2)),
+    ]
+}
+
+/// In the decoder's part, and beside it, where it may be meant for the decoder: such a key changes
+/// results and no shape, so that nothing else would tell.
+#[test]
+fn keys_of_other_families_are_judged_by_their_value() {
+    let mut report = String::new();
+    for (key, mut neutral, other) in keys() {
+        let beside = |value: &Value| {
+            let mut json = release();
+            json[key] = value.clone();
+            parse(&json)
+        };
+        neutral.push(Value::Null);
+        for value in &neutral {
+            let config = changed(|text| text[key] = value.clone());
+            assert_eq!(config.unwrap(), parse(&release()).unwrap(), "{key} {value}");
+            beside(value).unwrap();
+        }
+        let error = changed(|text| text[key] = other.clone()).unwrap_err();
+        let (_, rule) = error.to_string().split_once('\n').map(owned).unwrap();
+        let error = beside(&other).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("config.json breaks 1 rule:\n{rule}, beside text_config")
+        );
+        writeln!(report, "{}", rule.trim_start()).unwrap();
+    }
+    insta::assert_snapshot!("other_families", report);
+}
+
+fn owned((a, b): (&str, &str)) -> (String, String) {
+    (a.to_owned(), b.to_owned())
+}
+
+/// What decides results and no shape, said beside the decoder's part and not in it, would be passed
+/// over.
+#[test]
+fn what_contradicts_the_decoders_part_is_refused() {
+    let mut json = release();
+    json["rope_theta"] = json!(10000.0);
+    json["rope_scaling"] = json["text_config"]["rope_scaling"].clone();
+    json["swiglu_limit"] = json!(10);
+    assert_eq!(parse(&json).unwrap(), parse(&release()).unwrap());
+
+    json["rope_theta"] = json!(5e5);
+    json["rope_scaling"]["factor"] = json!(4);
+    json["swiglu_limit"] = json!(7.0);
+    json["text_config"]
+        .as_object_mut()
+        .unwrap()
+        .retain(|key, _| !key.starts_with("candidate"));
+    json["candidate_source_layer_id"] = json!(20);
+    insta::assert_snapshot!("contradictions", parse(&json).unwrap_err().to_string());
+}
+
+/// Lists that say of each layer what it attends to must cover all layers and agree with the ratios.
+#[test]
+fn layer_types_follow_the_ratios() {
+    let refusal = |value: Value| {
+        let error = changed(|text| text["layer_types"] = value).unwrap_err();
+        error.to_string()
+    };
+    insta::assert_snapshot!(refusal(json!(["sliding_attention"])), @r#"
+    config.json breaks 1 rule:
+      layer_types: expected a list of num_hidden_layers (40) names or more, found ["sliding_attention"]
+    "#);
+    insta::assert_snapshot!(refusal(json!(vec!["compressed_sparse_attention"; 43])), @r#"
+    config.json breaks 1 rule:
+      layer_types[0]: expected "sliding_attention", as its ratio in compress_ratios is 0, found "compressed_sparse_attention"
+    "#);
+    insta::assert_snapshot!(refusal(json!(vec![0; 40])), @r#"
+    config.json breaks 1 rule:
+      layer_types[0]: expected "sliding_attention", as its ratio in compress_ratios is 0, found 0
+    "#);
+}
