@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::Parser;
+use deepseek_model::plain::is_plain;
 use deepseek_model::tokenizer;
 
 use crate::{backtraces, flags, patient::Patient, streams, threads};
@@ -76,20 +77,20 @@ fn hide_caught_panics() {
     }));
 }
 
-/// A path as messages show it: control characters, which would move the cursor or colour the rest, are
-/// escaped.
+/// A path as messages show it: what is not plain is escaped.
 pub(crate) fn shown(path: &Path) -> String {
     escaped(&path.display().to_string(), |_| false)
 }
 
-/// A text whose control characters are escaped, but those that are `kept`.
+/// A text of which what is not plain is escaped, but what is `kept`: control characters would move the
+/// cursor or colour the rest, others turn a name around or hide a part of it.
 pub(crate) fn escaped(text: &str, kept: impl Fn(char) -> bool) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() && !kept(c) {
-            escaped.extend(c.escape_default());
-        } else {
+        if is_plain(c) || kept(c) {
             escaped.push(c);
+        } else {
+            escaped.extend(c.escape_default());
         }
     }
     escaped
@@ -205,11 +206,11 @@ mod tests {
         assert!(!is_closed_pipe(&anyhow::anyhow!("broken pipe")));
     }
 
-    /// A name can hold what clears a terminal.
+    /// A name can hold what clears a terminal, or what makes a program look like a text.
     #[test]
-    fn control_characters_of_names_are_escaped() {
-        let name = Path::new("a\u{1b}[31m\nb\u{9b}é .txt");
-        insta::assert_snapshot!(shown(name), @r"a\u{1b}[31m\nb\u{9b}é .txt");
+    fn characters_of_names_that_are_not_plain_are_escaped() {
+        let name = Path::new("a\u{1b}[31m\nb\u{9b}é \u{202e}txt.exe");
+        insta::assert_snapshot!(shown(name), @r"a\u{1b}[31m\nb\u{9b}é \u{202e}txt.exe");
         assert_eq!(escaped("a\nb\r", |c| c == '\n'), "a\nb\\r");
     }
 

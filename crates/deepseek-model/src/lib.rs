@@ -66,6 +66,7 @@ pub mod memory;
 mod model;
 mod ops;
 mod pcg;
+pub mod plain;
 mod profile;
 mod replay;
 mod rows;

@@ -173,14 +173,14 @@ fn the_kind_of_refusal_can_be_matched_on() {
 #[test]
 fn control_characters_of_a_directory_are_escaped() {
     let (from, outer) = (copy(), TempDir::new().unwrap());
-    let dir = outer.path().join("a\u{1b}[2Jb\nc");
+    let dir = outer.path().join("a\u{1b}[2Jb\nc\u{202e}d");
     fs::rename(from.path(), &dir).unwrap();
     for file in ["config.json", "tokenizer.json", INDEX] {
         let path = dir.join(file);
         let whole = fs::read(&path).unwrap();
         fs::write(&path, "{").unwrap();
         let text = refusal(&dir, file);
-        assert!(text.contains(r"a\u{1b}[2Jb\nc"), "{text}");
+        assert!(text.contains(r"a\u{1b}[2Jb\nc\u{202e}d"), "{text}");
         assert!(!text.contains(|c: char| c.is_control()), "{text:?}");
         fs::write(path, whole).unwrap();
     }

@@ -4,7 +4,7 @@ use std::{fmt, io, path::PathBuf};
 
 use serde_json::Value;
 
-use super::file::Shown;
+use crate::plain::{Plain, Shown};
 
 /// Longest JSON text quoted in a [`Violation`], in characters.
 pub(super) const MAX_QUOTED: usize = 60;
@@ -78,7 +78,7 @@ impl Violation {
         if quoted.len() < text.len() {
             quoted.push_str("..");
         }
-        Self::new(field, expected, quoted)
+        Self::new(field, expected, Plain(&quoted))
     }
 }
 

@@ -3,44 +3,18 @@
 //! A pipe would be waited for, and a device such as `/dev/zero` read for ever.
 
 use std::{
-    fmt,
     fs::{self, File, FileType},
     io::{self, Read},
     path::{Path, PathBuf},
 };
+
+use crate::plain::Shown;
 
 /// Most bytes of `config.json`, `generation_config.json` and the shard index. That of the released
 /// model's index, the longest of them, is a few.
 pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Most bytes of `tokenizer.json`.
 pub(crate) const MAX_TOKENIZER: u64 = 512 << 20;
-
-/// Text from outside as errors show it: control characters, which would move the cursor of a terminal or
-/// colour the rest, are escaped.
-pub(crate) struct Plain<'a>(pub(crate) &'a str);
-
-impl fmt::Display for Plain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use fmt::Write;
-        for c in self.0.chars() {
-            if c.is_control() {
-                write!(f, "{}", c.escape_default())?;
-            } else {
-                f.write_char(c)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A path as errors show it.
-pub(crate) struct Shown<'a>(pub(crate) &'a Path);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Plain(&self.0.display().to_string()).fmt(f)
-    }
-}
 
 /// Why a file is refused before it is read. It is the inner error of the [`io::Error`] that a
 /// `Read` variant has as its source.

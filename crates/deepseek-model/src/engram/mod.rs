@@ -14,7 +14,10 @@ use std::path::PathBuf;
 pub use hash::NgramHasher;
 pub use token_map::TokenMap;
 
-use crate::{config::file::Shown, tokenizer::TokenizerError};
+use crate::{
+    plain::{Plain, Shown},
+    tokenizer::TokenizerError,
+};
 
 /// Why an engram cannot be set up or used.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +97,7 @@ pub enum EngramError {
         vocab_size: usize,
     },
     /// A token could not be spelled out or normalised.
-    #[error("token id {id} of {} cannot be folded: {reason}", Shown(path))]
+    #[error("token id {id} of {} cannot be folded: {}", Shown(path), Plain(reason))]
     Fold {
         /// The tokenizer's file.
         path: PathBuf,

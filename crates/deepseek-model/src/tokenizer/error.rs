@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::config::{Violation, Violations, file::Shown, unreadable};
+use crate::{
+    config::{Violation, Violations, unreadable},
+    plain::{Plain, Shown},
+};
 
 /// The release of the `tokenizers` crate this one is built with, for error messages: a file that
 /// it refuses was most likely written by a newer one.
@@ -41,8 +44,9 @@ pub enum TokenizerError {
     /// The file is JSON, but the `tokenizers` crate knows no such tokenizer.
     #[error(
         "the tokenizers crate {LIBRARY_VERSION} cannot read the {part} of {}, which is damaged or \
-         newer than the library: {reason}",
-        Shown(path)
+         newer than the library: {}",
+        Shown(path),
+        Plain(reason)
     )]
     Unsupported {
         /// The file.
@@ -168,7 +172,7 @@ pub enum TokenizerError {
         longest: usize,
     },
     /// The `tokenizers` crate failed on a text or on ids.
-    #[error("the tokenizer {} cannot {action}: {reason}", Shown(path))]
+    #[error("the tokenizer {} cannot {action}: {}", Shown(path), Plain(reason))]
     Failed {
         /// The file.
         path: PathBuf,

@@ -8,7 +8,7 @@ use tokenizers::{
 };
 
 use super::{TokenizerError, panics::caught};
-use crate::config::file::Plain;
+use crate::plain::Plain;
 
 /// Says which part of a syntactically sound file the library refuses: its own message does not.
 pub(super) fn refusal(file: &Value, path: &Path, reason: String) -> TokenizerError {

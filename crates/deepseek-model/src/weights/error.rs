@@ -11,8 +11,9 @@ use super::{
     checkpoint,
     problem::{Problem, Problems, Quoted},
 };
-use crate::config::{ConfigError, Violation, Violations, file::Shown, unreadable};
+use crate::config::{ConfigError, Violation, Violations, unreadable};
 use crate::memory::{Bytes, Shortage};
+use crate::plain::Shown;
 
 /// Why weights cannot be had.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, path::Path};
 use safetensors::Dtype;
 
 use super::{checkpoint::INDEX, error::WeightsError};
-use crate::config::file::Plain;
+use crate::plain::Plain;
 
 /// Problems that [`Problems`] prints; a wrong configuration can make thousands.
 const MAX_PRINTED: usize = 20;

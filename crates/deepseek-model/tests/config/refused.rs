@@ -235,6 +235,16 @@ fn keys_that_are_there_twice() {
     insta::assert_snapshot!("twice", error.to_string());
 }
 
+/// JSON escapes what is below a blank, and leaves what turns the rest of a message around.
+#[test]
+fn values_are_quoted_so_that_they_can_be_read() {
+    let error = changed(|text| text["hidden_act"] = "\u{202e}uleg\u{9b}\u{2066}\n".into());
+    insta::assert_snapshot!(error.unwrap_err(), @r#"
+    config.json breaks 1 rule:
+      hidden_act: expected "silu" (nothing else is supported), found "\u{202e}uleg\u{9b}\u{2066}\n"
+    "#);
+}
+
 /// A list of a million ids is neither printed nor compared pair by pair.
 #[test]
 fn long_lists_are_refused_by_their_length() {
