@@ -211,6 +211,91 @@ fn steps_that_make_a_text_grow_without_bound_are_refused() {
     with_normalizer(sequence(&vec![blanks; 6])).unwrap();
 }
 
+/// The library answers texts with a panic there, some only those that begin with a certain letter.
+#[test]
+fn steps_at_which_the_library_fails_are_refused_by_name() {
+    let regex =
+        |pattern: &str| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": "z"});
+    let sequence =
+        |step: Value| json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, step]});
+    let prepend = |text: &str| json!({"type": "Prepend", "prepend": text});
+    let pieces = |length: usize| json!({"type": "FixedLength", "length": length});
+    let strip = |start: usize, stop: usize| json!({"type": "Strip", "content": "a", "start": start, "stop": stop});
+    let mut texts = String::new();
+    for (part, step) in [
+        ("normalizer", replace("", "z")),
+        ("normalizer", sequence(replace("", "é"))),
+        ("normalizer", regex("x*")),
+        ("normalizer", regex("^")),
+        ("normalizer", regex("(?=q)")),
+        ("normalizer", regex("\u{202e}|")),
+        ("normalizer", sequence(prepend(""))),
+        ("pre_tokenizer", pieces(0)),
+        ("decoder", strip(1, 1)),
+        ("decoder", strip(0, usize::MAX)),
+        (
+            "decoder",
+            json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, strip(0, 2)]}),
+        ),
+    ] {
+        texts += &refusal(load_changed(|file| file[part] = step));
+        texts.push('\n');
+    }
+    // Of the token " " nothing is left, which is then found between any two bytes.
+    texts += &refusal(load_changed(|file| {
+        file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
+        file["added_tokens"].as_array_mut().unwrap().push(json!({
+            "id": 288, "content": " ", "single_word": true, "lstrip": false, "rstrip": false,
+            "normalized": true, "special": false,
+        }));
+    }));
+    insta::assert_snapshot!(texts, @r#"
+    the normalizer "Replace" of tokenizer.json has a Replace of {"String":""}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
+    the normalizer "Sequence" of NFC, Replace of tokenizer.json has a Replace of {"String":""}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
+    the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"x*"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
+    the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"^"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
+    the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"(?=q)"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
+    the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"\u{202e}|"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
+    the normalizer "Sequence" of NFC, Prepend of tokenizer.json has a Prepend of nothing, at which the tokenizers crate 0.23 fails: expected a text to prepend
+    the pre_tokenizer "FixedLength" of tokenizer.json has a FixedLength of 0, at which the tokenizers crate 0.23 fails: expected 1 or above
+    the decoder "Strip" of tokenizer.json has a Strip with stop 1, at which the tokenizers crate 0.23 fails: expected stop 0
+    the decoder "Strip" of tokenizer.json has a Strip with stop 18446744073709551615, at which the tokenizers crate 0.23 fails: expected stop 0
+    the decoder "Sequence" of Fuse, Strip of tokenizer.json has a Strip with stop 2, at which the tokenizers crate 0.23 fails: expected stop 0
+    the added token " " of tokenizer.json has nothing left by the normalizer, at which the tokenizers crate 0.23 fails: expected a character or more
+    "#);
+
+    // Steps like them that do no harm.
+    for (part, step) in [
+        ("normalizer", replace("", "")),
+        ("normalizer", regex("$")),
+        ("normalizer", regex("x+")),
+        ("normalizer", prepend("a")),
+        ("pre_tokenizer", pieces(1)),
+        ("decoder", strip(1, 0)),
+        ("decoder", strip(usize::MAX, 0)),
+    ] {
+        let tokenizer = load_changed(|file| file[part] = step.clone());
+        let tokenizer = tokenizer.unwrap_or_else(|error| panic!("{step}: {error}"));
+        let all: Vec<u32> = (0..tokenizer.vocab_size() as u32).collect();
+        tokenizer.decode(&all).unwrap();
+        for text in ["a", "the cafe", "  ", "é"] {
+            match tokenizer.encode(text) {
+                Ok(_) | Err(TokenizerError::NoToken { .. }) => {}
+                Err(error) => panic!("{step}: {text:?}: {error}"),
+            }
+        }
+    }
+}
+
+/// One of the library's decoders counts down from the last of no tokens.
+#[test]
+fn no_token_is_no_text() {
+    let decoder = json!({"type": "BPEDecoder", "suffix": "</w>"});
+    let tokenizer = load_changed(|file| file["decoder"] = decoder).unwrap();
+    assert_eq!(tokenizer.decode(&[]).unwrap(), "");
+    assert_eq!(tokenizer.decode(&[u32::MAX]).unwrap(), "");
+}
+
 /// A step below the bound of a file can still make gigabytes of a long text.
 #[test]
 fn a_text_that_would_grow_past_all_memory_is_refused() {

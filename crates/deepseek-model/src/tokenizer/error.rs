@@ -1,7 +1,8 @@
 //! Why a tokenizer file, a text or an id cannot be used.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use super::steps::Failing;
 use crate::{
     config::{Violation, Violations, unreadable},
     plain::{Plain, Shown},
@@ -55,6 +56,22 @@ pub enum TokenizerError {
         part: String,
         /// What the crate said.
         reason: String,
+    },
+    /// A step at which the `tokenizers` crate fails, on nearly every text or on some.
+    #[error(
+        "the {part} of {} has {step}, at which the tokenizers crate {LIBRARY_VERSION} fails: expected \
+         {expected}",
+        Shown(path)
+    )]
+    Step {
+        /// The file.
+        path: PathBuf,
+        /// The part, with its type.
+        part: String,
+        /// The step, with what is wrong with it.
+        step: String,
+        /// What the step may hold.
+        expected: &'static str,
     },
     /// A part that can make so much of a text that memory runs out.
     #[error(
@@ -193,6 +210,22 @@ pub enum TokenizerError {
         /// Ids the model knows.
         vocab_size: usize,
     },
+}
+
+impl TokenizerError {
+    pub(super) fn failing(failing: Failing, path: &Path) -> Self {
+        let Failing {
+            part,
+            step,
+            expected,
+        } = failing;
+        Self::Step {
+            path: path.to_owned(),
+            part,
+            step,
+            expected,
+        }
+    }
 }
 
 /// The beginning of a text, for errors.

@@ -12,6 +12,7 @@ mod growth;
 mod panics;
 mod refusal;
 mod shared;
+mod steps;
 mod stream;
 
 use std::path::{Path, PathBuf};
@@ -53,8 +54,8 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Each failure names the file: it cannot be read, is no regular file or longer than 512 MiB, is
-    /// not whole JSON, holds a part that the `tokenizers` crate does not know or that can make more
-    /// than 1024 bytes of one, gives two tokens one id, or an added token an id that it would not keep.
+    /// not whole JSON, holds a part that the `tokenizers` crate does not know, that it fails at or
+    /// that can make a text too long, gives two tokens one id, or an added token an id that it would not keep.
     ///
     /// That crate answers some damaged files with a panic. It becomes an error here like any other,
     /// but the panic hook sees it first: see [`catches_panics`].
@@ -100,8 +101,18 @@ impl Tokenizer {
                 });
             }
         }
+        if let Some(failing) = steps::by_its_keys(&value) {
+            return Err(TokenizerError::failing(failing, path));
+        }
         let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(bytes))
             .map_err(|reason| refusal(&value, path, reason))?;
+        if let Some(normalizer) = inner.get_normalizer() {
+            let added = inner.get_added_tokens_decoder();
+            let failing = steps::by_trying(&value, normalizer, &added.values().collect::<Vec<_>>());
+            if let Some(failing) = failing {
+                return Err(TokenizerError::failing(failing, path));
+            }
+        }
         if let ModelWrapper::BPE(model) = inner.get_model()
             && model.dropout.is_some()
         {
@@ -237,6 +248,10 @@ impl Tokenizer {
     /// The text of `ids`, special tokens spelled out. Ids without a token give no text; bytes that
     /// are no UTF-8 give U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        // Some decoders of the library fail where there is nothing.
+        if ids.iter().all(|&id| self.inner.id_to_token(id).is_none()) {
+            return Ok(String::new());
+        }
         caught(|| self.inner.decode(ids, false)).map_err(|reason| self.failed("decode", reason))
     }
 
