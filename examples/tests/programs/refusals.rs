@@ -242,7 +242,7 @@ fn flags_out_of_range_are_refused_by_name() {
     insta::assert_snapshot!(refuse(&["--max-new-tokens", "-1"]), @"error: invalid value '-1' for '--max-new-tokens <N>': expected a whole number, 0 or more");
     insta::assert_snapshot!(refuse(&["--temperature", "nan"]), @"error: invalid value 'nan' for '--temperature <T>': temperature is NaN: expected a finite number, 0 (greedy) or above");
     insta::assert_snapshot!(refuse(&["--replay", "some"]), @r#"error: invalid value 'some' for '--replay <POLICY>': no replay policy is called "some": expected off, step-tail, prompt-tail or exact"#);
-    insta::assert_snapshot!(refuse(&["--memory-limit", "8GB"]), @"error: invalid value '8GB' for '--memory-limit <BYTES>': expected bytes, such as 1000000000, 512MiB or 1.5GiB");
+    insta::assert_snapshot!(refuse(&["--memory-limit", "8GB"]), @"error: invalid value '8GB' for '--memory-limit <BYTES>': expected bytes, such as 1000000000, 512MiB or 1.5GiB (units: KiB to EiB)");
     insta::assert_snapshot!(refuse(&["--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': expected cpu or cuda:N, N the number of a GPU");
     insta::assert_snapshot!(refuse(&["--greedy", "--top-k", "3"]), @"error: the argument '--greedy' cannot be used with '--top-k <K>'");
 }

@@ -10,7 +10,9 @@ pub struct Bytes(
 );
 
 /// The largest first.
-const UNITS: [(&str, u64); 4] = [
+const UNITS: [(&str, u64); 6] = [
+    ("EiB", 1 << 60),
+    ("PiB", 1 << 50),
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
@@ -34,8 +36,10 @@ impl FromStr for Bytes {
 
     /// A number of bytes, or of a unit that follows it, with or without a space.
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || "expected bytes, such as 1000000000, 512MiB or 1.5GiB".to_owned();
-        let too_large = || "expected less than 16777216TiB".to_owned();
+        let expected = || {
+            "expected bytes, such as 1000000000, 512MiB or 1.5GiB (units: KiB to EiB)".to_owned()
+        };
+        let too_large = || "expected less than 16EiB".to_owned();
         let unit = UNITS
             .iter()
             .find_map(|(unit, size)| Some((text.strip_suffix(unit)?, *size)));
@@ -75,6 +79,8 @@ mod tests {
             ("1.5 MiB", 3 << 19),
             ("139.7 GiB", 150_001_732_812),
             ("2 TiB", 2 << 40),
+            ("1 PiB", 1 << 50),
+            ("1.5 EiB", 3 << 59),
         ] {
             assert_eq!(Bytes(bytes).to_string(), text);
             if bytes >= 1024 {
@@ -88,17 +94,22 @@ mod tests {
     #[test]
     fn what_is_no_size_is_refused() {
         for text in [
-            "", "GiB", "1GB", "1.5", "-1GiB", "1e3MiB", "infGiB", "1..2GiB", "x",
+            "", "GiB", "1GB", "1.5", "-1GiB", "1e3MiB", "infGiB", "1..2GiB", "1PB", "1ZiB", "x",
         ] {
             let refused = text.parse::<Bytes>().unwrap_err();
             assert_eq!(
-                refused, "expected bytes, such as 1000000000, 512MiB or 1.5GiB",
+                refused, "expected bytes, such as 1000000000, 512MiB or 1.5GiB (units: KiB to EiB)",
                 "{text}"
             );
         }
-        for text in ["99999999999TiB", "16777216TiB", "18446744073709551616"] {
+        for text in [
+            "99999999999TiB",
+            "16777216TiB",
+            "16EiB",
+            "18446744073709551616",
+        ] {
             let refused = text.parse::<Bytes>().unwrap_err();
-            assert_eq!(refused, "expected less than 16777216TiB", "{text}");
+            assert_eq!(refused, "expected less than 16EiB", "{text}");
         }
         assert_eq!("18446744073709551615".parse(), Ok(Bytes(u64::MAX)));
     }
