@@ -9,7 +9,7 @@ use clap::Parser;
 use deepseek_model::plain::is_plain;
 use deepseek_model::tokenizer;
 
-use crate::{backtraces, flags, patient::Patient, streams, threads};
+use crate::{arenas, backtraces, flags, patient::Patient, streams, threads};
 
 /// Where a program reads and writes.
 pub struct Io<'a> {
@@ -52,6 +52,7 @@ fn run<A: Parser>(
         Err(text) if text.exit_code() == 0 => return text.print().context("standard output"),
         Err(refusal) => refusal.exit(),
     };
+    arenas::bound();
     threads::start()?;
     hide_caught_panics();
     program(

@@ -3,6 +3,7 @@
 //! Each program is a struct of flags and a `run` that takes its streams as arguments, so that tests
 //! drive it without a process: [`generate`] and [`perplexity`]. The other modules are shared.
 
+mod arenas;
 mod backtraces;
 pub mod flags;
 pub mod generate;

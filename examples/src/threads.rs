@@ -3,6 +3,9 @@
 use std::env::VarError;
 
 use anyhow::{anyhow, bail, ensure};
+use deepseek_model::memory::Bytes;
+
+use crate::count;
 
 /// Threads that may compute at most, unless there are [`PER_CORE`] for each core. Threads far beyond
 /// the cores wait for one another: on two cores a step of a thousand threads never ends.
@@ -14,7 +17,8 @@ const PER_CORE: usize = 4;
 /// Starts the threads that compute. Left alone, rayon starts as many as it is told, or panics.
 pub(crate) fn start() -> anyhow::Result<()> {
     let cores: usize = std::thread::available_parallelism().map_or(1, Into::into);
-    check(|name| std::env::var(name), MOST.max(PER_CORE * cores))?;
+    let asked = check(|name| std::env::var(name), MOST.max(PER_CORE * cores))?;
+    room(asked.unwrap_or(cores))?;
     // The error's text holds its cause already.
     let started = rayon::ThreadPoolBuilder::new().build_global();
     started.map_err(|error| {
@@ -25,7 +29,13 @@ pub(crate) fn start() -> anyhow::Result<()> {
 
 /// Checks the variables that rayon takes the number of threads from. It passes over what is no number
 /// without a word, so that the mistake would go unseen.
-fn check(variable: impl Fn(&str) -> Result<String, VarError>, most: usize) -> anyhow::Result<()> {
+///
+/// Returns the number that is asked for, if one is.
+fn check(
+    variable: impl Fn(&str) -> Result<String, VarError>,
+    most: usize,
+) -> anyhow::Result<Option<usize>> {
+    let mut asked = None;
     for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
         let expected = format!("expected a number of threads, 0 (one for each core) to {most}");
         let text = match variable(name) {
@@ -35,9 +45,34 @@ fn check(variable: impl Fn(&str) -> Result<String, VarError>, most: usize) -> an
                 bail!("{name}={}: {expected}", bytes.to_string_lossy())
             }
         };
-        let fits = text.parse().is_ok_and(|threads: usize| threads <= most);
-        ensure!(text.is_empty() || fits, "{name}={text}: {expected}");
+        let number = text.parse().ok().filter(|&threads: &usize| threads <= most);
+        ensure!(
+            text.is_empty() || number.is_some(),
+            "{name}={text}: {expected}"
+        );
+        // Of two that are set rayon takes the first.
+        asked = asked.or(number.filter(|&threads| threads > 0));
     }
+    Ok(asked)
+}
+
+/// Bytes that a program takes before it asks for any: its tokenizer and configuration.
+const TO_BEGIN: usize = 16 << 20;
+
+/// Bytes of addresses that a thread takes: the stack that the standard library gives it, and what it
+/// allocates to start.
+const PER_THREAD: usize = 3 << 20;
+
+/// Refuses to begin where the allocator would soon end the program without a word of what it lacked.
+fn room(threads: usize) -> anyhow::Result<()> {
+    let bytes = TO_BEGIN + threads * PER_THREAD;
+    ensure!(
+        Vec::<u8>::new().try_reserve_exact(bytes).is_ok(),
+        "cannot allocate the {} that {} and a beginning take: raise the limit on memory (ulimit -v), or \
+         lower RAYON_NUM_THREADS",
+        Bytes(bytes as u64),
+        count(threads, "thread")
+    );
     Ok(())
 }
 
@@ -55,8 +90,8 @@ mod tests {
             };
             check(variable, 256)
         };
-        for value in ["", "0", "1", "256"] {
-            check("RAYON_NUM_THREADS", Ok(value)).unwrap();
+        for (value, asked) in [("", None), ("0", None), ("1", Some(1)), ("256", Some(256))] {
+            assert_eq!(check("RAYON_NUM_THREADS", Ok(value)).unwrap(), asked);
         }
         let refuse = |set, value| check(set, value).unwrap_err().to_string();
         insta::assert_snapshot!(refuse("RAYON_NUM_THREADS", Ok("1000000")), @"RAYON_NUM_THREADS=1000000: expected a number of threads, 0 (one for each core) to 256");

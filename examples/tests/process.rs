@@ -247,6 +247,38 @@ fn a_step_that_does_not_fit_the_memory_is_refused_by_its_flag() {
     );
 }
 
+/// Threads could take addresses that weights need: 160 MiB were refused where 100 were enough. And what
+/// passes the checks must not be ended by the allocator.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_runs_under_a_limit_runs_under_every_higher_one() {
+    let program = program("generate");
+    let under = |mib: u32| {
+        Command::new("sh")
+            .args(["-c", &format!(r#"ulimit -v {}; exec "$0" "$@""#, mib << 10)])
+            .arg(program.get_program())
+            .args(ONE_TOKEN)
+            .current_dir(program.get_current_dir().unwrap())
+            .env("RAYON_NUM_THREADS", "4")
+            .output()
+            .unwrap()
+    };
+    let mut refused = None;
+    for mib in (5..80).rev().map(|n: u32| 4 * n) {
+        let output = under(mib);
+        let err = texts(&output).1;
+        match output.status.code() {
+            Some(0) => assert_eq!(refused, None, "{mib} MiB are enough"),
+            Some(1) if err.starts_with("error: ") => refused = refused.or(Some(mib)),
+            // Not ours: the program was not even loaded.
+            Some(127) => break,
+            code => panic!("{code:?} under {mib} MiB: {err}"),
+        }
+    }
+    let most = refused.expect("a limit that is too low");
+    assert!((64..160).contains(&most), "{most} MiB are too few");
+}
+
 /// `/dev/null` that was asked for, however it was opened.
 #[cfg(unix)]
 #[test]

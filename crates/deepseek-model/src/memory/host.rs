@@ -25,11 +25,16 @@ impl fmt::Display for Shortage {
     }
 }
 
+/// Bytes that the allocator must have beyond those that are asked for: a step that nobody asks for,
+/// being small, and everything that is not counted. Without them a program would be told that it has
+/// room, and be ended by the next small allocation.
+const BESIDE: u64 = 32 << 20;
+
 /// Refuses what the allocator does not give, or what is more than the system has left. What others
 /// take in the meantime is not foreseen, nor a limit that a control group above ours sets.
 pub(crate) fn check(bytes: u64) -> Result<(), Shortage> {
-    let reserved =
-        usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    let with_rest = usize::try_from(bytes.saturating_add(BESIDE));
+    let reserved = with_rest.is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
     if !reserved {
         return Err(Shortage { available: None });
     }
