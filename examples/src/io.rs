@@ -1,5 +1,6 @@
 //! The program's streams and files, and how a program begins and ends.
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -113,16 +114,32 @@ pub(crate) fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Reads a text file.
+/// Reads a text file, or a pipe under its name.
 ///
 /// # Errors
 /// It cannot be read: then the error says where a relative path was looked for. Or it is no UTF-8.
 pub(crate) fn read_text(path: &Path) -> anyhow::Result<String> {
-    let bytes = std::fs::File::open(path).and_then(|mut file| read_bytes(&mut file));
+    let bytes = open(path).and_then(|mut file| read_bytes(&mut file));
     utf8(match absolute(path) {
         Some(at) => bytes.with_context(|| format!("cannot read {at}"))?,
         None => bytes?,
     })
+}
+
+/// Opens what a text can be read from. Of a link to nowhere the system says that there is no such file,
+/// and a directory it opens.
+fn open(path: &Path) -> io::Result<File> {
+    let file = File::open(path).map_err(|error| match path.read_link() {
+        Ok(target) if error.kind() == io::ErrorKind::NotFound => io::Error::other(format!(
+            "expected a file, found a symbolic link to {}, which is not there",
+            shown(&target)
+        )),
+        _ => error,
+    })?;
+    if file.metadata()?.is_dir() {
+        return Err(io::Error::other("expected a file, found a directory"));
+    }
+    Ok(file)
 }
 
 /// Bytes of a text at most. A model takes a million tokens of some bytes each; a device that never

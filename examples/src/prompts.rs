@@ -195,11 +195,27 @@ mod tests {
         );
     }
 
+    /// The system says that there is no such file, though there is something of that name.
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_nowhere_says_where_it_leads() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("prompt.txt");
+        std::os::unix::fs::symlink("no/such.txt", &link).unwrap();
+        let text = refusal(&args(&[], &[&link]), b"");
+        let text = text.replace(dir.path().to_str().unwrap(), "DIR");
+        insta::assert_snapshot!(text, @"--prompt-file DIR/prompt.txt: expected a file, found a symbolic link to no/such.txt, which is not there");
+    }
+
     #[test]
     fn unreadable_files_are_named() {
         insta::assert_snapshot!(
             refusal(&args(&[], &[Path::new("no/such.txt")]), b""),
             @"--prompt-file no/such.txt: cannot read HERE/no/such.txt: No such file or directory (os error 2)"
+        );
+        insta::assert_snapshot!(
+            refusal(&args(&[], &[Path::new("src")]), b""),
+            @"--prompt-file src: cannot read HERE/src: expected a file, found a directory"
         );
         insta::assert_snapshot!(
             refusal(&args(&[], &[Path::new("-")]), b"\xff"),
