@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::num::{IntErrorKind, NonZeroU32, NonZeroUsize, ParseIntError};
 use std::str::FromStr;
 
-use clap::Parser;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command, Parser};
 use deepseek_model::ReplayPolicy;
 
 use crate::io;
@@ -23,14 +23,33 @@ pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, c
             _ => false,
         };
         if refusal.kind() == ErrorKind::UnknownArgument && stray {
-            let tip = "every argument belongs to a flag: several numbers or policies of one are \
-                       separated by commas without blanks, and a text with blanks, such as that of \
-                       --prompt, stands in quotes";
+            let tip = tip(&A::command());
             let tip = ContextValue::StyledStrs(vec![tip.into()]);
             refusal.insert(ContextKind::Suggested, tip);
         }
         refusal
     })
+}
+
+/// What a stray argument may have been meant for: how several values of a flag are separated.
+fn tip(program: &Command) -> String {
+    let flags = |of: fn(&Arg) -> bool| {
+        let named = program.get_arguments().filter(|arg| of(arg));
+        let named = named.filter_map(|arg| Some(format!("--{}", arg.get_long()?)));
+        named.collect::<Vec<_>>().join(", ")
+    };
+    let by_commas = flags(|arg| arg.get_value_delimiter() == Some(','));
+    let by_blanks = flags(|arg| arg.get_num_args().is_some_and(|args| args.max_values() > 1));
+    let several = [
+        (by_commas, "by commas, without blanks"),
+        (by_blanks, "by blanks"),
+    ];
+    let several = several.into_iter().filter(|(flags, _)| !flags.is_empty());
+    let several =
+        several.map(|(flags, how)| format!("several values of {flags} are separated {how}"));
+    let first = "every argument belongs to a flag; a value with blanks stands in quotes".to_owned();
+    let tips: Vec<String> = std::iter::once(first).chain(several).collect();
+    tips.join("; ")
 }
 
 /// A flag's value from its text. Of a value that is no UTF-8 clap's own message does not say whose it

@@ -46,6 +46,9 @@ pub struct ModelArgs {
     pub no_activation_rounding: bool,
 }
 
+/// The flag that names the checkpoint.
+const FLAG: &str = "--model";
+
 /// A failure of the model, with the flag that is to blame: `policy`, which chose the replay policy, if
 /// the model cannot replay, and `size` if there is too little memory.
 pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
@@ -135,9 +138,10 @@ impl ModelArgs {
     /// Names the directory or the file.
     pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
         let dir = self.dir()?;
-        let config = Config::load(dir)?;
-        let tokenizer = Tokenizer::load(dir)?;
-        tokenizer.check_fits(config.vocab_size)?;
+        // The errors name the file, but not the flag that led there.
+        let config = Config::load(dir).context(FLAG)?;
+        let tokenizer = Tokenizer::load(dir).context(FLAG)?;
+        tokenizer.check_fits(config.vocab_size).context(FLAG)?;
         Ok(Checkpoint { config, tokenizer })
     }
 
@@ -167,7 +171,7 @@ impl ModelArgs {
             bar.set_position(progress.bytes_done as u64);
         });
         bar.finish_and_clear();
-        Ok(model?)
+        model.context(FLAG)
     }
 
     fn dir(&self) -> anyhow::Result<&Path> {

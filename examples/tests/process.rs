@@ -139,7 +139,7 @@ fn a_panic_that_becomes_an_error_is_told_once() {
     assert_eq!(output.status.code(), Some(1));
     let (_, err) = texts(&output);
     assert!(
-        err.starts_with("error: the tokenizers crate ") && err.contains("it panicked: "),
+        err.starts_with("error: --model: the tokenizers crate ") && err.contains("it panicked: "),
         "{err}"
     );
     assert_eq!(err.lines().count(), 1, "{err}");

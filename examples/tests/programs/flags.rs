@@ -103,7 +103,7 @@ fn a_list_that_is_no_list_is_told_of_commas() {
     insta::assert_snapshot!(text.lines().take(3).collect::<Vec<_>>().join("\n"), @r"
     error: unexpected argument '256' found
 
-      tip: every argument belongs to a flag: several numbers or policies of one are separated by commas without blanks, and a text with blanks, such as that of --prompt, stands in quotes
+      tip: every argument belongs to a flag; a value with blanks stands in quotes; several values of --contexts, --policies are separated by commas, without blanks; several values of --text are separated by blanks
     ");
     // An unknown flag is something else.
     let unknown = parse::<PerplexityArgs>(["program", "--what"].map(OsString::from));

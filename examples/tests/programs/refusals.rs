@@ -144,7 +144,7 @@ fn an_id_outside_the_vocabulary_is_refused() {
     });
     let model = dir.path().to_str().unwrap();
     let refused = generate_on(model, &["--prompt", "a <new>"], "").refused_at(model);
-    insta::assert_snapshot!(refused, @r#"DEMO/tokenizer.json gives the token "<new>" the id 2048, expected less than the model's vocab_size (2048): tokenizer.json and config.json do not belong together"#);
+    insta::assert_snapshot!(refused, @r#"--model: DEMO/tokenizer.json gives the token "<new>" the id 2048, expected less than the model's vocab_size (2048): tokenizer.json and config.json do not belong together"#);
 }
 
 /// A tokenizer that strips spaces, and no beginning-of-text id to stand in for a token.
@@ -194,7 +194,7 @@ fn a_damaged_tokenizer_is_refused_in_one_breath() {
         dir.path().join("tokenizer.json"),
     );
     std::fs::write(&path, "{").unwrap();
-    insta::assert_snapshot!(generate_on(model, &["--prompt", "a"], "").refused_at(model), @"DEMO/tokenizer.json is not valid JSON (truncated?): EOF while parsing an object at line 1 column 1");
+    insta::assert_snapshot!(generate_on(model, &["--prompt", "a"], "").refused_at(model), @"--model: DEMO/tokenizer.json is not valid JSON (truncated?): EOF while parsing an object at line 1 column 1");
     std::fs::remove_file(&path).unwrap();
     insta::assert_snapshot!(generate_on(model, &["--prompt", "a"], "").refused_at(model), @"--model DEMO: expected a checkpoint, there is no tokenizer.json");
 }
