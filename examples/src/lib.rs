@@ -12,6 +12,7 @@ pub mod io;
 pub mod memory;
 pub mod model;
 pub mod output;
+mod overlap;
 mod patient;
 pub mod perplexity;
 pub mod picture;

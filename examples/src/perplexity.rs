@@ -43,7 +43,8 @@ or four for each core where that is more.";
 /// The difference is that of a policy's mean from the first policy's on the same contexts, and ± its
 /// standard error: how far chance alone takes it, by the spread of the difference from context to
 /// context. A single context has none. Contexts of one text overlap where there are more of them than it
-/// has room for; they then say less than their number, and the error is larger than it seems.
+/// has room for, and texts can be mostly the same; contexts then say less than their number, and the
+/// error is larger than it seems. A note on standard error names texts of which more than half is shared.
 #[derive(Debug, Parser)]
 #[command(name = "perplexity", version, after_long_help = AFTER_HELP)]
 pub struct PerplexityArgs {
@@ -140,6 +141,11 @@ pub fn run(args: &PerplexityArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         .iter()
         .map(|&len| windows(len))
         .collect::<anyhow::Result<Vec<_>>>()?;
+
+    for note in texts.notes(&args.contexts, args.windows.get() as usize) {
+        // Beside the result: that nobody can be told is no failure.
+        let _ = writeln!(io.err, "{note}");
+    }
 
     let model = args.model.load(args.model.options()?, io.watched)?;
     // Every policy must be able to run before any of them costs time.

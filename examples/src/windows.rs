@@ -8,6 +8,10 @@ use anyhow::{Context, bail, ensure};
 use crate::count;
 use crate::io;
 use crate::model::Checkpoint;
+use crate::overlap::{self, STRETCH, Twin};
+
+/// What comes of contexts that have much in common.
+const WIDER: &str = "the standard error is larger than it seems";
 
 /// A context, and what really follows each of its last rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +70,38 @@ impl Texts {
         })
     }
 
+    /// Why contexts of these texts say less than their number: a text is mostly another one, or has no
+    /// room for `windows_per_text` contexts of one of `lens` tokens beside each other. Such windows must
+    /// be there.
+    pub fn notes(&self, lens: &[usize], windows_per_text: usize) -> Vec<String> {
+        let name = |index: usize| format!("--text {}", io::shown(&self.texts[index].0));
+        let ids: Vec<&[u32]> = self.texts.iter().map(|(_, text)| &text[..]).collect();
+        let mut notes = Vec::new();
+        for Twin { text, of, percent } in overlap::twins(&ids) {
+            let (text, of) = (name(text), name(of));
+            notes.push(format!(
+                "note: {text} and {of} have {percent} % of their stretches of {STRETCH} tokens in common: \
+                 {WIDER}"
+            ));
+        }
+        for &len in lens {
+            let taken = len - usize::from(self.bos.is_some());
+            for (index, ids) in ids.iter().enumerate() {
+                let step = (ids.len() - taken - 1) / (windows_per_text - 1).max(1);
+                let percent = taken.saturating_sub(step) * 100 / taken.max(1);
+                if windows_per_text > 1 && percent > 50 {
+                    notes.push(format!(
+                        "note: --windows {windows_per_text}: contexts of {} that follow each other in {} \
+                         have {percent} % in common: {WIDER}",
+                        count(len, "token"),
+                        name(index)
+                    ));
+                }
+            }
+        }
+        notes
+    }
+
     /// `windows_per_text` windows of `len` tokens of each text, their beginnings spread evenly from one end
     /// to the other, with the targets of the last `rows` rows.
     ///
@@ -86,13 +122,15 @@ impl Texts {
             let least = (rows - begun + 1).max(1);
             ensure!(
                 tokens >= least,
-                "--text {name}: expected at least {} to score {} (--last-rows), got {tokens}",
+                "--text {name}: expected at least {} to score {} (--last-rows), got {tokens}: give a longer \
+                 text, or lower --last-rows",
                 count(least, "token"),
                 count(rows, "row")
             );
             ensure!(
                 tokens > taken,
-                "--contexts {len}: expected at most {}, --text {name} has {}{}",
+                "--contexts {len}: expected at most {}, --text {name} has {}{}: lower --contexts, or give a \
+                 longer text",
                 tokens - 1 + begun,
                 count(tokens, "token"),
                 if begun > 0 {
@@ -105,7 +143,7 @@ impl Texts {
             ensure!(
                 windows_per_text <= starts,
                 "--windows {windows_per_text}: expected at most {starts}, --text {name} has no more \
-                 contexts of {} that differ",
+                 contexts of {} that differ: lower --windows or --contexts",
                 count(len, "token")
             );
             let last_start = starts - 1;
@@ -166,7 +204,7 @@ mod tests {
         let texts = texts(None);
         assert!(texts.windows(9, 1, 1).is_ok());
         let error = texts.windows(10, 1, 4).unwrap_err();
-        insta::assert_snapshot!(error, @"--contexts 10: expected at most 9, --text a.txt has 10 tokens");
+        insta::assert_snapshot!(error, @"--contexts 10: expected at most 9, --text a.txt has 10 tokens: lower --contexts, or give a longer text");
     }
 
     /// No flag makes such a text long enough: an empty one once made the bound wrap.
@@ -177,12 +215,35 @@ mod tests {
             bos,
         };
         let refuse = |tokens, bos, rows| of(tokens, bos).windows(64, rows, 1).unwrap_err();
-        insta::assert_snapshot!(refuse(0, None, 1), @"--text a.txt: expected at least 2 tokens to score 1 row (--last-rows), got 0");
-        insta::assert_snapshot!(refuse(0, Some(0), 1), @"--text a.txt: expected at least 1 token to score 1 row (--last-rows), got 0");
-        insta::assert_snapshot!(refuse(7, Some(0), 8), @"--text a.txt: expected at least 8 tokens to score 8 rows (--last-rows), got 7");
-        insta::assert_snapshot!(refuse(8, Some(0), 8), @"--contexts 64: expected at most 8, --text a.txt has 8 tokens without the beginning-of-text token");
+        insta::assert_snapshot!(refuse(0, None, 1), @"--text a.txt: expected at least 2 tokens to score 1 row (--last-rows), got 0: give a longer text, or lower --last-rows");
+        insta::assert_snapshot!(refuse(0, Some(0), 1), @"--text a.txt: expected at least 1 token to score 1 row (--last-rows), got 0: give a longer text, or lower --last-rows");
+        insta::assert_snapshot!(refuse(7, Some(0), 8), @"--text a.txt: expected at least 8 tokens to score 8 rows (--last-rows), got 7: give a longer text, or lower --last-rows");
+        insta::assert_snapshot!(refuse(8, Some(0), 8), @"--contexts 64: expected at most 8, --text a.txt has 8 tokens without the beginning-of-text token: lower --contexts, or give a longer text");
         assert!(of(8, Some(0)).windows(8, 8, 1).is_ok());
         assert!(of(9, None).windows(8, 8, 1).is_ok());
+    }
+
+    /// The help says that the standard error is then larger than it seems; so must the output.
+    #[test]
+    fn contexts_that_are_not_independent_are_noted() {
+        let texts = Texts {
+            texts: vec![
+                ("a.txt".into(), (0..1000).collect()),
+                ("b.txt".into(), (2000..3000).collect()),
+                ("c.txt".into(), (100..1000).collect()),
+            ],
+            bos: None,
+        };
+        let notes = texts.notes(&[100, 400], 4);
+        insta::assert_snapshot!(notes.join("\n"), @r"
+        note: --text c.txt and --text a.txt have 100 % of their stretches of 32 tokens in common: the standard error is larger than it seems
+        note: --windows 4: contexts of 400 tokens that follow each other in --text c.txt have 58 % in common: the standard error is larger than it seems
+        ");
+        assert_eq!(
+            texts.notes(&[900 - 1], 1).len(),
+            1,
+            "one context has no neighbour"
+        );
     }
 
     #[test]
@@ -192,6 +253,6 @@ mod tests {
         let starts: Vec<u32> = windows.iter().map(|window| window.context[0]).collect();
         assert_eq!(starts, [100, 101, 102, 200, 206, 212]);
         let error = texts.windows(7, 1, u32::MAX as usize).unwrap_err();
-        insta::assert_snapshot!(error, @"--windows 4294967295: expected at most 3, --text a.txt has no more contexts of 7 tokens that differ");
+        insta::assert_snapshot!(error, @"--windows 4294967295: expected at most 3, --text a.txt has no more contexts of 7 tokens that differ: lower --windows or --contexts");
     }
 }

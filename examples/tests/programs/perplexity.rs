@@ -79,6 +79,23 @@ fn perplexity_prints_a_table() {
     );
 }
 
+/// A text and itself with a word changed would count as two.
+#[test]
+fn texts_that_are_mostly_the_same_are_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let edited = dir.path().join("edited.txt");
+    let text = std::fs::read_to_string(data() + "/tempest.txt").unwrap();
+    std::fs::write(&edited, text.replacen("Prospero", "Prospera", 1)).unwrap();
+    let flags = ["--windows", "1", "--contexts", "32", "--policies", "off"];
+    let both = [&["--text", edited.to_str().unwrap()][..], &flags].concat();
+    let (_, err) = perplexity(&both).ok();
+    assert!(
+        err.starts_with("note: --text ") && err.contains("/edited.txt and --text "),
+        "{err}"
+    );
+    assert_eq!(perplexity(&flags).ok().1, "");
+}
+
 /// The policies as `Score`s by chunk.
 fn by_chunk(chunk: Option<&str>) -> Vec<Value> {
     let flags = ["--contexts", "96", "--windows", "2", "--json"];
@@ -199,14 +216,14 @@ fn standard_input_is_a_text_as_it_is_a_prompt() {
     let text = "To be, or not to be, that is the question. ".repeat(8);
     perplexity_of(&["-"], &text).ok();
     insta::assert_snapshot!(perplexity_of(&["-"], "").refused(), @"--text -: the text is empty");
-    insta::assert_snapshot!(perplexity_of(&["-"], "a").refused(), @"--text -: expected at least 8 tokens to score 8 rows (--last-rows), got 1");
+    insta::assert_snapshot!(perplexity_of(&["-"], "a").refused(), @"--text -: expected at least 8 tokens to score 8 rows (--last-rows), got 1: give a longer text, or lower --last-rows");
     insta::assert_snapshot!(perplexity_of(&["-", "-"], &text).refused(), @"--text -: standard input can be read only once");
 }
 
 #[test]
 fn more_windows_than_the_text_has_are_refused() {
     let refused = perplexity(&["--windows", "4294967295"]).refused();
-    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--windows 4294967295: expected at most 38461, --text DATA/tempest.txt has no more contexts of 128 tokens that differ");
+    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--windows 4294967295: expected at most 38461, --text DATA/tempest.txt has no more contexts of 128 tokens that differ: lower --windows or --contexts");
 }
 
 #[test]
