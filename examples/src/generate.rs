@@ -11,12 +11,13 @@ use deepseek_model::{
 };
 use indicatif::ProgressBar;
 
+use crate::batch::{self, BatchArgs};
 use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
-use crate::memory::{Account, MemoryTable};
+use crate::memory::{Account, MemoryTable, Remedy};
 use crate::model::{Checkpoint, ModelArgs, blame};
-use crate::output::{Record, heading, logprob_table, spelled};
+use crate::output::{self, Record, heading, logprob_table, spelled};
 use crate::picture::{Picture, RowMap};
 use crate::progress;
 use crate::prompts::{Prompt, PromptArgs};
@@ -35,20 +36,6 @@ const LOGPROB_CHUNK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 const PICTURE_COLUMNS: usize = 64;
 
 const AFTER_HELP: &str = "\
-The fields of a JSON object:
-  index                              number of the prompt, from 0
-  prompt, prompt_ids                 its text, and its token ids from the beginning-of-text id on
-  text, ids                          the text after it, and its token ids
-  finish                             why it ended: stop (the model said so), length
-                                     (--max-new-tokens) or positions (the model has no more)
-  time_to_first_token_s              seconds from the first step of the batch to the first token;
-                                     null if there is none
-  prefill_row_layers                 rows of the prompt that ran, summed over layers
-  prefill_row_layers_without_replay  the same had no row been dropped
-  prompt_logprobs_nats               with --logprobs, log-probability of each prompt token given
-                                     those before it; null for the first
-  logprobs_nats                      with --logprobs, the same of each token of the text after it
-
 The summary counts the tokens that were chosen, the one that ended a text included. The first of a
 text comes with the step that ends its prefill; the pace of decode is that of steps without prefill.
 
@@ -61,7 +48,7 @@ or four for each core where that is more.";
 /// The text goes to standard output, a summary to standard error.
 #[derive(Debug, Parser)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
-#[command(name = "generate", version, after_long_help = AFTER_HELP)]
+#[command(name = "generate", version, after_long_help = format!("{}\n\n{}\n\n{AFTER_HELP}", output::FIELDS, batch::AFTER_HELP))]
 pub struct GenerateArgs {
     /// Which model runs, and how.
     #[command(flatten)]
@@ -134,6 +121,9 @@ pub struct GenerateArgs {
     /// estimated from above. On the CPU these two do not. Tables of n-grams stay in their files.
     #[arg(long, value_name = "BYTES", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
     pub memory_limit: Option<Bytes>,
+    /// Many requests from a file.
+    #[command(flatten)]
+    pub batch: BatchArgs,
     // The last: its heading holds for all flags that follow it.
     /// Which steps run in CUDA graphs.
     #[command(flatten)]
@@ -146,6 +136,10 @@ pub struct GenerateArgs {
 /// Bad input is refused before anything is written to `io.out`, by an error that names the flag,
 /// the file or the field. A reader that closed `io.out` gives an error too.
 pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
+    args.batch.check()?;
+    if args.batch.batch.is_some() {
+        return batch::run(args, io);
+    }
     let checkpoint = args.model.checkpoint()?;
     let prompts = args.prompts.collect(io.stdin)?;
     let ids = prompts
@@ -158,7 +152,13 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let demand = Demand::of_generation(&checkpoint.config, (&held).into(), &options, &lengths);
     demand.estimate().map_err(|error| args.blame(error))?;
-    let mut account = Account::open(&args.model, args.memory_limit, &held.device, &demand)?;
+    let mut account = Account::open(
+        &args.model,
+        args.memory_limit,
+        &held.device,
+        &demand,
+        Remedy::Prompts,
+    )?;
     for note in note.into_iter().chain(args.graphs.idle(args.model.device)) {
         // The run does not depend on whether someone reads it.
         let _ = writeln!(io.err, "{note}");
@@ -208,8 +208,8 @@ impl GenerateArgs {
     }
 
     /// Prompt rows of a step at most.
-    fn step_rows(&self) -> NonZeroUsize {
-        let usual = if self.logprobs { LOGPROB_CHUNK } else { CHUNK };
+    pub(crate) fn step_rows(&self, logprobs: bool) -> NonZeroUsize {
+        let usual = if logprobs { LOGPROB_CHUNK } else { CHUNK };
         self.chunk.unwrap_or(usual)
     }
 
@@ -225,7 +225,7 @@ impl GenerateArgs {
         let (sampling, note) = self.sampling.resolve(&self.model.model)?;
         let options = GenerateOptions {
             policy: self.replay,
-            chunk: self.step_rows(),
+            chunk: self.step_rows(self.logprobs),
             max_new_tokens: self.max_new_tokens,
             stop_ids: checkpoint.config.eos_token_ids.clone(),
             sampling,
@@ -261,7 +261,7 @@ impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
             (self.prompts.len() == 1 && !self.args.json).then(|| TextStream::new(self.tokenizer));
         while !self.generator.is_finished() {
             let events = self.generator.step().map_err(|error| {
-                let size = format!("--chunk {}", self.args.step_rows());
+                let size = format!("--chunk {}", self.args.step_rows(self.args.logprobs));
                 blame(error, &self.args.policy_flag(), &size)
             })?;
             let (stats, prompts) = self.generator.last_step();

@@ -5,6 +5,7 @@
 
 mod arenas;
 mod backtraces;
+pub mod batch;
 pub mod flags;
 pub mod generate;
 pub mod graphs;

@@ -11,6 +11,15 @@ use crate::count;
 use crate::graphs::FEWER;
 use crate::model::ModelArgs;
 
+/// What a run can have less of, so that it takes less memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// Prompts, which all run at once.
+    Prompts,
+    /// Requests of a batch that run at once.
+    Batch,
+}
+
 /// A run that fits its limit.
 pub struct Account {
     need: MemoryUse,
@@ -19,7 +28,8 @@ pub struct Account {
 }
 
 impl Account {
-    /// Refuses a run that does not fit `limit`, or a GPU's free memory.
+    /// Refuses a run that does not fit `limit`, or a GPU's free memory; `remedy` says what it can have less
+    /// of.
     ///
     /// # Errors
     /// Names the flag, and what would fit.
@@ -28,6 +38,7 @@ impl Account {
         limit: Option<Bytes>,
         device: &Device,
         demand: &Demand<'_>,
+        remedy: Remedy,
     ) -> anyhow::Result<Self> {
         let free = device::memory(device)?.map(|memory| Bytes(memory.free));
         let (limit, flag) = match (limit, free) {
@@ -42,7 +53,7 @@ impl Account {
         match demand.check(limit.0) {
             Ok(need) => Ok(Self::of(need)),
             Err(Error::Memory(error)) => {
-                let help = help(&error, demand.place.gpu);
+                let help = help(&error, demand.place.gpu, remedy);
                 Err(anyhow!("{flag}: {error}{help}"))
             }
             Err(other) => Err(other.into()),
@@ -85,7 +96,7 @@ impl Account {
 }
 
 /// What would help against a refusal.
-fn help(error: &MemoryError, gpu: bool) -> String {
+fn help(error: &MemoryError, gpu: bool, remedy: Remedy) -> String {
     match error {
         MemoryError::Cache { need, .. } => {
             let graphs = if need.graphs > 0 {
@@ -94,9 +105,16 @@ fn help(error: &MemoryError, gpu: bool) -> String {
                 ""
             };
             let chunk = if gpu { " or --chunk" } else { "" };
-            format!(" ({graphs}shorten the prompts, or lower --max-new-tokens{chunk})")
+            let less = match remedy {
+                Remedy::Prompts => "shorten the prompts, or lower --max-new-tokens",
+                Remedy::Batch => "lower --max-running or max_new_tokens",
+            };
+            format!(" ({graphs}{less}{chunk})")
         }
-        MemoryError::Workspace { .. } => " (lower --chunk, or give fewer prompts)".to_owned(),
+        MemoryError::Workspace { .. } => match remedy {
+            Remedy::Prompts => " (lower --chunk, or give fewer prompts)".to_owned(),
+            Remedy::Batch => " (lower --chunk or --max-running)".to_owned(),
+        },
         MemoryError::Graphs { .. } => format!(" ({FEWER})"),
         _ => String::new(),
     }
@@ -191,9 +209,10 @@ mod tests {
             fits: 30_208,
         };
         let helps = [
-            help(&cache(0), false),
-            help(&cache(0), true),
-            help(&cache(1 << 30), true),
+            help(&cache(0), true, Remedy::Batch),
+            help(&cache(0), false, Remedy::Prompts),
+            help(&cache(0), true, Remedy::Prompts),
+            help(&cache(1 << 30), true, Remedy::Prompts),
             help(
                 &MemoryError::Workspace {
                     limit: 5 << 30,
@@ -201,6 +220,7 @@ mod tests {
                     rows: 8193,
                 },
                 true,
+                Remedy::Prompts,
             ),
             help(
                 &MemoryError::Graphs {
@@ -208,9 +228,11 @@ mod tests {
                     need: need(1 << 30),
                 },
                 true,
+                Remedy::Prompts,
             ),
         ];
         insta::assert_snapshot!(helps.join("\n"), @r"
+        (lower --max-running or max_new_tokens or --chunk)
         (shorten the prompts, or lower --max-new-tokens)
         (shorten the prompts, or lower --max-new-tokens or --chunk)
         (--graphs off, and shorten the prompts, or lower --max-new-tokens or --chunk)

@@ -152,12 +152,17 @@ impl ModelArgs {
     pub fn options(&self) -> anyhow::Result<ModelOptions> {
         Ok(ModelOptions {
             device: self.device.open()?,
-            dtype: match (self.dtype, self.device) {
-                (Some(DTypeArg::F32), _) | (None, DeviceArg::Cpu) => DType::F32,
-                (Some(DTypeArg::Bf16), _) | (None, DeviceArg::Cuda(_)) => DType::BF16,
-            },
+            dtype: self.dtype(),
             round_cache: !self.no_activation_rounding,
         })
+    }
+
+    /// Type of activations.
+    pub(crate) fn dtype(&self) -> DType {
+        match (self.dtype, self.device) {
+            (Some(DTypeArg::F32), _) | (None, DeviceArg::Cpu) => DType::F32,
+            (Some(DTypeArg::Bf16), _) | (None, DeviceArg::Cuda(_)) => DType::BF16,
+        }
     }
 
     /// Loads the model, behind a progress bar if someone watches.

@@ -11,6 +11,22 @@ use crate::picture::RowMap;
 use crate::prompts::{Prompt, Source};
 use crate::{count, decimals};
 
+/// What `--help` says of a [`Record`].
+pub(crate) const FIELDS: &str = "\
+The fields of a JSON object of --json:
+  index                              number of the prompt, from 0
+  prompt, prompt_ids                 its text, and its token ids from the beginning-of-text id on
+  text, ids                          the text after it, and its token ids
+  finish                             why it ended: stop (the model said so), length
+                                     (--max-new-tokens) or positions (the model has no more)
+  time_to_first_token_s              seconds from the first step of the batch to the first token;
+                                     null if there is none
+  prefill_row_layers                 rows of the prompt that ran, summed over layers
+  prefill_row_layers_without_replay  the same had no row been dropped
+  prompt_logprobs_nats               with --logprobs, log-probability of each prompt token given
+                                     those before it; null for the first
+  logprobs_nats                      with --logprobs, the same of each token of the text after it";
+
 /// Longest part of a prompt that a heading shows, in characters.
 const HEADING_CHARS: usize = 40;
 

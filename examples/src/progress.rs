@@ -26,6 +26,15 @@ pub fn prefill(watched: bool, tokens: usize) -> ProgressBar {
     )
 }
 
+/// Requests of a batch, and below what the engine does.
+pub fn requests(watched: bool, requests: usize) -> ProgressBar {
+    bar(
+        watched,
+        "{spinner} {wide_bar} requests {pos}/{len}\n  {wide_msg}",
+        requests,
+    )
+}
+
 /// Contexts of a perplexity measurement.
 pub fn contexts(watched: bool, contexts: usize) -> ProgressBar {
     bar(
@@ -60,6 +69,7 @@ mod tests {
             loading(false),
             capture(false),
             prefill(false, 5),
+            requests(false, 5),
             contexts(false, 5),
         ] {
             assert!(bar.is_hidden());
@@ -69,6 +79,7 @@ mod tests {
             loading(true),
             capture(true),
             prefill(true, 5),
+            requests(true, 5),
             contexts(true, 5),
         ] {
             bar.finish_and_clear();

@@ -100,25 +100,29 @@ impl Prompt {
     /// # Errors
     /// No token, or more tokens than the model has positions.
     pub fn encode(&self, checkpoint: &Checkpoint) -> anyhow::Result<Vec<u32>> {
-        let Checkpoint { config, tokenizer } = checkpoint;
-        // Before anything is encoded, which takes memory many times the text's own.
-        tokenizer
-            .check_length(&self.text, config.max_positions)
-            .with_context(|| self.source.to_string())?;
-        let ids = match config.bos_token_id {
-            Some(bos) => tokenizer.encode_with_bos(bos, &self.text),
-            None => tokenizer.encode(&self.text),
-        };
-        let ids = ids.with_context(|| self.source.to_string())?;
-        ensure!(
-            ids.len() <= config.max_positions,
-            "{}: the prompt has {} tokens, the model takes {} (max_position_embeddings): shorten it",
-            self.source,
-            ids.len(),
-            config.max_positions
-        );
-        Ok(ids)
+        encode(&self.text, checkpoint).with_context(|| self.source.to_string())
     }
+}
+
+/// The token ids of a prompt, behind the beginning-of-text id if the model has one.
+///
+/// # Errors
+/// No token, or more tokens than the model has positions.
+pub(crate) fn encode(text: &str, checkpoint: &Checkpoint) -> anyhow::Result<Vec<u32>> {
+    let Checkpoint { config, tokenizer } = checkpoint;
+    // Before anything is encoded, which takes memory many times the text's own.
+    tokenizer.check_length(text, config.max_positions)?;
+    let ids = match config.bos_token_id {
+        Some(bos) => tokenizer.encode_with_bos(bos, text)?,
+        None => tokenizer.encode(text)?,
+    };
+    ensure!(
+        ids.len() <= config.max_positions,
+        "the prompt has {} tokens, the model takes {} (max_position_embeddings): shorten it",
+        ids.len(),
+        config.max_positions
+    );
+    Ok(ids)
 }
 
 /// Replaces `\n`, `\t` and `\\`; any other backslash stays, so that most texts need no thought.

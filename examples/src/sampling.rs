@@ -100,15 +100,12 @@ impl SamplingArgs {
     pub fn resolve(&self, dir: &Path) -> anyhow::Result<(SamplingConfig, Option<String>)> {
         let recommended = Recommended::load(dir)?;
         let config = self.config(&recommended);
-        let ignored = recommended.ignored(!config.is_greedy());
-        let note = (!ignored.is_empty()).then(|| {
-            let file = shown(&dir.join(FILE_NAME));
-            format!("note: {file} asks for {ignored}, which is not followed")
-        });
+        let note = recommended.note(dir, !config.is_greedy());
         Ok((config, note))
     }
 
-    fn config(&self, recommended: &Recommended) -> SamplingConfig {
+    /// What the flags say, for the rest what is recommended.
+    pub(crate) fn config(&self, recommended: &Recommended) -> SamplingConfig {
         let asked = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some();
         if self.greedy || !(asked || recommended.do_sample) {
             return SamplingConfig {
@@ -132,7 +129,7 @@ const FILE_NAME: &str = "generation_config.json";
 
 /// `generation_config.json`, as far as it concerns sampling.
 #[derive(Debug, Default)]
-struct Recommended {
+pub(crate) struct Recommended {
     do_sample: bool,
     temperature: Option<f64>,
     /// 0 stands for all tokens there.
@@ -153,7 +150,18 @@ impl Recommended {
         texts.join(", ")
     }
 
-    fn load(dir: &Path) -> anyhow::Result<Self> {
+    /// What to tell of what the file in `dir` asks for and is not followed, of greedy choices or of
+    /// drawn ones.
+    pub(crate) fn note(&self, dir: &Path, drawn: bool) -> Option<String> {
+        let ignored = self.ignored(drawn);
+        let file = shown(&dir.join(FILE_NAME));
+        (!ignored.is_empty())
+            .then(|| format!("note: {file} asks for {ignored}, which is not followed"))
+    }
+
+    /// # Errors
+    /// `generation_config.json` is there but cannot be used.
+    pub(crate) fn load(dir: &Path) -> anyhow::Result<Self> {
         let path = dir.join(FILE_NAME);
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
@@ -194,7 +202,7 @@ impl Recommended {
 }
 
 /// A field; none if it is absent or null.
-fn field<T>(
+pub(crate) fn field<T>(
     fields: &Map<String, Value>,
     name: &str,
     expected: &str,
@@ -217,7 +225,7 @@ fn quoted(value: &Value) -> String {
     format!("{got}{more}")
 }
 
-fn whole(value: &Value) -> Option<usize> {
+pub(crate) fn whole(value: &Value) -> Option<usize> {
     usize::try_from(value.as_u64()?).ok()
 }
 

@@ -102,7 +102,7 @@ impl std::fmt::Display for Summary<'_> {
 }
 
 /// ` in 0.52 s, 1,969 tokens/s`; nothing of what took no time.
-fn pace(tokens: usize, time: Duration) -> String {
+pub(crate) fn pace(tokens: usize, time: Duration) -> String {
     let rate = tokens as f64 / time.as_secs_f64();
     if !rate.is_finite() {
         return String::new();
@@ -116,7 +116,7 @@ fn pace(tokens: usize, time: Duration) -> String {
 }
 
 /// Seconds with two decimals, below one in milliseconds.
-fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     if time < Duration::from_secs(1) {
         format!("{} ms", time.as_millis())
     } else {

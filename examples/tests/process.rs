@@ -1,7 +1,9 @@
 //! The programs as processes: exit codes, and pipes that close.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 /// The program, built beside this test. Cargo builds examples whenever it builds all tests.
 fn program(name: &str) -> Command {
@@ -308,4 +310,79 @@ fn an_absurd_number_of_threads_is_refused() {
         err.starts_with("error: RAYON_NUM_THREADS=1000000: expected a number of threads, 0 (one for each core) to "),
         "{err}"
     );
+}
+
+/// Whatever moment a batch is killed at: what was written is there to the end, as it was, and each request is
+/// answered once. Results that wait for the long first one under `input` count as written.
+#[cfg(unix)]
+#[test]
+fn a_killed_batch_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |i| {
+        let new = if i == 0 { 150 } else { 4 + i % 5 };
+        format!("{{\"prompt\": \"And God said {i}\", \"max_new_tokens\": {new}}}")
+    };
+    let lines: Vec<String> = (0..40).map(line).collect();
+    let batch = dir.path().join("in.jsonl");
+    std::fs::write(&batch, lines.join("\n")).unwrap();
+    for order in ["finished", "input"] {
+        let output = dir.path().join(order);
+        let pending = dir.path().join(format!("{order}.pending"));
+        // Whole lines, in either file.
+        let written = || -> BTreeSet<String> {
+            let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+            let text = [&output, &pending].map(read);
+            let lines = text.iter().flat_map(|text| text.split_inclusive('\n'));
+            let whole = lines.filter(|line| line.ends_with('\n'));
+            whole.map(str::to_owned).collect()
+        };
+        let start = || {
+            let mut command = program("generate");
+            command.args([
+                "--greedy",
+                "--max-running",
+                "3",
+                "--order",
+                order,
+                "--batch",
+            ]);
+            command.arg(&batch).arg("--output").arg(&output);
+            command.stderr(Stdio::piped());
+            command
+        };
+        for (more, wait) in [(0, 0), (1, 0), (2, 7), (3, 3), (1, 11)] {
+            let known = written();
+            let mut child = start().spawn().unwrap();
+            while written().len() < known.len() + more || !output.exists() {
+                assert_eq!(
+                    child.try_wait().unwrap(),
+                    None,
+                    "{order}: it ended by itself"
+                );
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(wait));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert!(written().is_superset(&known), "{order}");
+        }
+        let known = written();
+        assert!(known.len() >= 7, "{order}: {}", known.len());
+        let last = start().output().unwrap();
+        assert!(last.status.success(), "{}", texts(&last).1);
+        let all = std::fs::read_to_string(&output).unwrap();
+        let whole: BTreeSet<String> = all.split_inclusive('\n').map(str::to_owned).collect();
+        assert!(whole.is_superset(&known) && !pending.exists(), "{order}");
+        let ids: Vec<u64> = all
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .map(|result| result["id"].as_u64().unwrap())
+            .collect();
+        assert_eq!(
+            ids.iter().copied().collect::<BTreeSet<_>>(),
+            (1..=40).collect()
+        );
+        assert_eq!(ids.len(), 40, "{order}");
+        assert!(order == "finished" || ids.is_sorted(), "{ids:?}");
+    }
 }

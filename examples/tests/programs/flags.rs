@@ -42,7 +42,7 @@ fn every_flag_names_itself<A: Parser + CommandFactory>() {
             match refusal::<A>(&args) {
                 Some(text) => assert!(text.contains(&format!("for '--{flag} <")), "{flag}: {text}"),
                 None => assert!(
-                    ["prompt", "prompt-file", "model"].contains(&flag),
+                    ["prompt", "prompt-file", "model", "batch", "output"].contains(&flag),
                     "{flag} takes {}",
                     value.display()
                 ),

@@ -1,5 +1,6 @@
 //! The programs, driven without a process on the checkpoints of the repository.
 
+mod batch;
 mod flags;
 mod generate;
 mod perplexity;

@@ -1,0 +1,128 @@
+//! Requests of one policy, which share an engine, and what that takes.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use deepseek_model::engine::EngineOptions;
+use deepseek_model::memory::Demand;
+use deepseek_model::sampler::SamplingConfig;
+use deepseek_model::tokenizer::Tokenizer;
+use deepseek_model::{
+    CacheOptions, Error, GenerateOptions, ModelOptions, ReplayPolicy, RunnerOptions,
+};
+
+use super::request::Request;
+use crate::generate::GenerateArgs;
+use crate::memory::{Account, Remedy};
+use crate::model::{Checkpoint, blame};
+
+/// Requests that run at once, unless `--max-running` says so.
+const RUNNING: NonZeroUsize = NonZeroUsize::new(32).unwrap();
+
+/// Requests of one policy. A cache has one for its life, so groups run one after the other.
+pub(super) struct Group {
+    policy: ReplayPolicy,
+    /// Of the batch, in order; never empty.
+    pub(super) indices: Vec<usize>,
+}
+
+/// What an engine of a group is made with.
+pub(super) struct Plan {
+    cache: CacheOptions,
+    runner: RunnerOptions,
+    max_step_tokens: NonZeroUsize,
+}
+
+impl Group {
+    /// The groups of what is not `done`, in the order in which their policies come first.
+    pub(super) fn all(requests: &[Request], done: impl Fn(usize) -> bool) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        for (index, request) in requests
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !done(*index))
+        {
+            let policy = request.policy;
+            match groups.iter_mut().find(|group| group.policy == policy) {
+                Some(group) => group.indices.push(index),
+                None => groups.push(Self {
+                    policy,
+                    indices: vec![index],
+                }),
+            }
+        }
+        groups
+    }
+
+    /// The largest cache that the group needs: as many requests as run at once, the longest there are.
+    ///
+    /// # Errors
+    /// It does not fit the memory, or the model cannot run it; names the flag.
+    pub(super) fn plan(
+        &self,
+        args: &GenerateArgs,
+        requests: &[Request],
+        checkpoint: &Checkpoint,
+        held: &ModelOptions,
+    ) -> anyhow::Result<Plan> {
+        let positions = checkpoint.config.max_positions;
+        let of_group = || self.indices.iter().map(|&index| &requests[index].engine);
+        let reach = |prompt: usize, new: usize| prompt.saturating_add(new).min(positions);
+        let mut reaches: Vec<usize> = of_group()
+            .map(|request| reach(request.prompt.len(), request.max_new_tokens))
+            .collect();
+        reaches.sort_unstable_by(|a, b| b.cmp(a));
+        reaches.truncate(self.running(args));
+        let logprobs = of_group().any(|request| request.logprobs);
+        let options = GenerateOptions {
+            policy: self.policy,
+            chunk: args.step_rows(logprobs),
+            // It is in the lengths.
+            max_new_tokens: 0,
+            stop_ids: Vec::new(),
+            sampling: SamplingConfig::GREEDY,
+            logprobs,
+            runner: args.graphs.options(false),
+        };
+        let demand = Demand::of_generation(&checkpoint.config, held.into(), &options, &reaches);
+        let fits = demand.estimate().map(|_| ());
+        fits.map_err(|error| self.blame(args, error))?;
+        let limit = args.memory_limit;
+        Account::open(&args.model, limit, &held.device, &demand, Remedy::Batch)?;
+        Ok(Plan {
+            cache: demand.cache,
+            runner: demand.runner,
+            max_step_tokens: options.chunk,
+        })
+    }
+
+    /// Requests that run at once.
+    fn running(&self, args: &GenerateArgs) -> usize {
+        let most = args.batch.max_running.unwrap_or(RUNNING);
+        most.get().min(self.indices.len())
+    }
+
+    /// Names what a failure to set up is due to.
+    pub(super) fn blame(&self, args: &GenerateArgs, error: Error) -> anyhow::Error {
+        if let Some(flag) = args.graphs.to_blame(&error) {
+            return anyhow::Error::from(error).context(flag);
+        }
+        let policy = format!("policy {} (off runs every model)", self.policy);
+        let size = format!("--max-running {}", self.running(args));
+        blame(error, &policy, &size)
+    }
+}
+
+impl Plan {
+    pub(super) fn options(self, tokenizer: Arc<Tokenizer>, prefix_cache: bool) -> EngineOptions {
+        EngineOptions {
+            // The server hands in as many as may run, and waits until some do.
+            max_waiting: self.cache.max_sequences,
+            cache: self.cache,
+            runner: self.runner,
+            max_step_tokens: self.max_step_tokens,
+            prefix_cache,
+            tokenizer: Some(tokenizer),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A line of a batch as it stands: which keys it may have, and of which type.
+
+use std::fmt;
+
+use anyhow::{anyhow, bail};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::sampling::{field, whole};
+
+/// The keys that a line may have.
+const KEYS: [&str; 11] = [
+    "id",
+    "prompt",
+    "tokens",
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "stop",
+    "logprobs",
+    "policy",
+];
+
+/// A line; what is absent or null is for the flags to say.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// A string or a number.
+    pub(super) id: Option<Value>,
+    pub(super) prompt: Option<String>,
+    pub(super) tokens: Option<Vec<u32>>,
+    pub(super) max_new_tokens: Option<usize>,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_k: Option<usize>,
+    pub(super) top_p: Option<f64>,
+    pub(super) seed: Option<u64>,
+    /// None of them is empty.
+    pub(super) stop: Option<Vec<String>>,
+    pub(super) logprobs: Option<bool>,
+    pub(super) policy: Option<String>,
+}
+
+impl Line {
+    /// # Errors
+    /// It is no JSON object, or a key is unknown, comes twice or has a value of another type.
+    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+        let Fields(fields) = serde_json::from_str(text).map_err(|error| without_line(&error))?;
+        if let Some(unknown) = fields.keys().find(|key| !KEYS.contains(&key.as_str())) {
+            bail!("unknown key {unknown:?}: expected {}", KEYS.join(", "));
+        }
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let count = "a whole number, 0 or above";
+        let id = |value: &Value| (value.is_string() || value.is_number()).then(|| value.clone());
+        let stops = "a text or a list of texts, none of them empty";
+        Ok(Self {
+            id: field(&fields, "id", "a string or a number", id)?,
+            prompt: field(&fields, "prompt", "a text", text)?,
+            tokens: field(&fields, "tokens", "a list of token ids", ids)?,
+            max_new_tokens: field(&fields, "max_new_tokens", count, whole)?,
+            temperature: field(&fields, "temperature", "a number", Value::as_f64)?,
+            top_k: field(&fields, "top_k", count, whole)?,
+            top_p: field(&fields, "top_p", "a number", Value::as_f64)?,
+            seed: field(&fields, "seed", count, Value::as_u64)?,
+            stop: field(&fields, "stop", stops, stop_texts)?,
+            logprobs: field(&fields, "logprobs", "true or false", Value::as_bool)?,
+            policy: field(&fields, "policy", "a text", text)?,
+        })
+    }
+}
+
+fn ids(value: &Value) -> Option<Vec<u32>> {
+    let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
+    value.as_array()?.iter().map(id).collect()
+}
+
+fn stop_texts(value: &Value) -> Option<Vec<String>> {
+    let texts = match value {
+        Value::Array(texts) => texts.as_slice(),
+        text => std::slice::from_ref(text),
+    };
+    let text = |text: &Value| {
+        text.as_str()
+            .map(str::to_owned)
+            .filter(|text| !text.is_empty())
+    };
+    texts.iter().map(text).collect()
+}
+
+/// What stopped the parser. A line is parsed alone, so that its own count of lines would mislead.
+fn without_line(error: &serde_json::Error) -> anyhow::Error {
+    let (column, text) = (error.column(), error.to_string());
+    let place = format!(" at line {} column {column}", error.line());
+    let text = text.strip_suffix(&place).unwrap_or(&text);
+    // Of an object as a whole it knows none.
+    let column = if column > 0 {
+        format!(" (column {column})")
+    } else {
+        String::new()
+    };
+    anyhow!("{text}{column}")
+}
+
+/// A JSON object whose keys differ: of two values of one key, `serde_json` would take the last.
+struct Fields(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Fields, A::Error> {
+                let mut fields = Map::new();
+                while let Some((key, value)) = access.next_entry::<String, Value>()? {
+                    if fields.contains_key(&key) {
+                        return Err(A::Error::custom(format!("the key {key:?} comes twice")));
+                    }
+                    fields.insert(key, value);
+                }
+                Ok(Fields(fields))
+            }
+        }
+        deserializer.deserialize_map(Keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_are_no_requests_say_what_was_expected() {
+        let lines = [
+            "",
+            "[1]",
+            r#"{"prompt": "a""#,
+            r#"{"promt": "a"}"#,
+            r#"{"seed": 1, "seed": 2}"#,
+            r#"{"prompt": 3}"#,
+            r#"{"id": ["a"]}"#,
+            r#"{"tokens": [1, -1]}"#,
+            r#"{"tokens": "1"}"#,
+            r#"{"max_new_tokens": 1.5}"#,
+            r#"{"temperature": "1"}"#,
+            r#"{"stop": ["a", ""]}"#,
+            r#"{"logprobs": 1}"#,
+        ];
+        let refuse = |line: &str| Line::parse(line).unwrap_err().to_string();
+        insta::assert_snapshot!(lines.map(refuse).join("\n"), @r#"
+        EOF while parsing a value
+        invalid type: sequence, expected a JSON object
+        EOF while parsing an object (column 14)
+        unknown key "promt": expected id, prompt, tokens, max_new_tokens, temperature, top_k, top_p, seed, stop, logprobs, policy
+        the key "seed" comes twice (column 22)
+        prompt: expected a text, got 3
+        id: expected a string or a number, got ["a"]
+        tokens: expected a list of token ids, got [1,-1]
+        tokens: expected a list of token ids, got "1"
+        max_new_tokens: expected a whole number, 0 or above, got 1.5
+        temperature: expected a number, got "1"
+        stop: expected a text or a list of texts, none of them empty, got ["a",""]
+        logprobs: expected true or false, got 1
+        "#);
+        let line = Line::parse(r#"{"id": 1.5, "prompt": null, "stop": "a", "tokens": []}"#);
+        let line = line.unwrap();
+        assert_eq!((line.id, line.prompt), (Some(1.5.into()), None));
+        assert_eq!(line.stop, Some(vec!["a".to_owned()]));
+        assert_eq!(line.tokens, Some(Vec::new()));
+    }
+}

@@ -1,0 +1,260 @@
+//! An engine that runs a group of requests, and what each of them gets.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use deepseek_model::Model;
+use deepseek_model::engine::{EndReason, EngineCore, EngineOptions, RequestId, Update};
+use indicatif::{HumanCount, ProgressBar};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::file::Results;
+use super::report::Totals;
+use super::request::Request;
+use crate::progress;
+
+/// What came of a request: a line of JSON. Its first field is how such lines are told from others.
+#[derive(Serialize)]
+struct Record<'a> {
+    line: usize,
+    id: &'a Value,
+    request: &'a str,
+    #[serde(flatten)]
+    result: Outcome<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Outcome<'a> {
+    Answer {
+        text: &'a str,
+        ids: &'a [u32],
+        finish: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        stop: Option<&'a str>,
+        prompt_tokens: usize,
+        cached_tokens: usize,
+        time_to_first_token_s: Option<f64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        prompt_logprobs_nats: Option<Vec<Option<f32>>>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        logprobs_nats: Option<&'a [f32]>,
+    },
+    Error {
+        error: String,
+    },
+}
+
+/// A request on its way.
+#[derive(Default)]
+struct Job {
+    index: usize,
+    text: String,
+    ids: Vec<u32>,
+    cached: usize,
+    started: Option<Instant>,
+    /// Seconds.
+    first_token: Option<f64>,
+    prompt_logprobs: Vec<f32>,
+    logprobs: Vec<f32>,
+}
+
+/// An engine with the requests that are in it.
+pub(super) struct Server<'a> {
+    engine: EngineCore,
+    /// Requests that may wait in it.
+    places: usize,
+    requests: &'a [Request],
+    jobs: HashMap<RequestId, Job>,
+}
+
+impl<'a> Server<'a> {
+    /// # Errors
+    /// As [`EngineCore::new`].
+    pub(super) fn new(
+        model: Arc<Model>,
+        options: EngineOptions,
+        requests: &'a [Request],
+    ) -> deepseek_model::Result<Self> {
+        Ok(Self {
+            places: options.max_waiting,
+            engine: EngineCore::new(model, options)?,
+            requests,
+            jobs: HashMap::new(),
+        })
+    }
+
+    /// Captures the graphs, behind a progress bar if someone watches.
+    ///
+    /// # Errors
+    /// They cannot be captured; the steps run without.
+    pub(super) fn capture(&mut self, watched: bool) -> deepseek_model::Result<()> {
+        let bar = progress::capture(watched);
+        let captured = self.engine.capture(|done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+        });
+        bar.finish_and_clear();
+        captured.map(|_| ())
+    }
+
+    /// Runs requests to their ends.
+    ///
+    /// # Errors
+    /// A result cannot be written. A request that fails is a result.
+    pub(super) fn serve(
+        mut self,
+        indices: &[usize],
+        results: &mut Results<'_>,
+        totals: &mut Totals,
+        bar: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let mut indices = indices.iter();
+        loop {
+            let places = self.places.saturating_sub(self.engine.stats().waiting);
+            for &index in indices.by_ref().take(places) {
+                let request = self.requests[index].engine.clone();
+                match self.engine.submit(request) {
+                    Ok(id) => {
+                        let job = Job {
+                            index,
+                            ..Job::default()
+                        };
+                        self.jobs.insert(id, job);
+                    }
+                    Err(error) => {
+                        totals.failed += 1;
+                        let error = format!("{:#}", anyhow::Error::from(error));
+                        results.give(index, self.record(index, Outcome::Error { error })?)?;
+                    }
+                }
+            }
+            if self.engine.is_idle() {
+                break;
+            }
+            let step = Instant::now();
+            for (id, update) in self.engine.step() {
+                if let Some((index, line)) = self.take(id, update, step, totals)? {
+                    results.give(index, line)?;
+                }
+            }
+            self.show(begun, totals, bar);
+        }
+        totals.add(&self.engine.stats(), begun.elapsed());
+        Ok(())
+    }
+
+    /// Takes what happened to a request in the step that began at `step`: its result, if it has ended.
+    fn take(
+        &mut self,
+        id: RequestId,
+        update: Update,
+        step: Instant,
+        totals: &mut Totals,
+    ) -> anyhow::Result<Option<(usize, Vec<u8>)>> {
+        let job = self.jobs.get_mut(&id).context("an update of no request")?;
+        match update {
+            Update::Started { cached } => {
+                job.started = Some(step);
+                job.cached = cached.start;
+            }
+            Update::Prompt { logprobs } => job.prompt_logprobs = logprobs,
+            Update::Token { id, logprob, text } => {
+                if let (Some(started), None) = (job.started, job.first_token) {
+                    job.first_token = Some(started.elapsed().as_secs_f64());
+                }
+                job.ids.push(id);
+                job.logprobs.extend(logprob);
+                job.text.push_str(&text);
+            }
+            Update::Finished { reason, text } => {
+                job.text.push_str(&text);
+                totals.first_tokens(job.first_token);
+                totals.answered += 1;
+                return Ok(Some(
+                    self.end(id, |job, request| job.answer(request, reason))?,
+                ));
+            }
+            Update::Failed(error) => {
+                totals.failed += 1;
+                let error = format!("{:#}", anyhow::Error::from(error));
+                return Ok(Some(self.end(id, |_, _| Outcome::Error { error })?));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The result of a request that has ended.
+    fn end(
+        &mut self,
+        id: RequestId,
+        outcome: impl for<'j> FnOnce(&'j Job, &'j Request) -> Outcome<'j>,
+    ) -> anyhow::Result<(usize, Vec<u8>)> {
+        let job = self.jobs.remove(&id).expect("it ran");
+        let request = &self.requests[job.index];
+        let line = self.record(job.index, outcome(&job, request))?;
+        Ok((job.index, line))
+    }
+
+    fn record(&self, index: usize, result: Outcome<'_>) -> anyhow::Result<Vec<u8>> {
+        let request = &self.requests[index];
+        let record = Record {
+            line: request.line,
+            id: &request.id,
+            request: &request.digest,
+            result,
+        };
+        Ok(serde_json::to_vec(&record)?)
+    }
+
+    /// Shows how far the batch is.
+    fn show(&self, begun: Instant, totals: &Totals, bar: &ProgressBar) {
+        let (stats, all) = (self.engine.stats(), self.requests.len());
+        let done = totals.done();
+        let share = |part: f64, of: f64| 100.0 * part / of.max(1.0);
+        let rate = stats.generated_tokens as f64 / begun.elapsed().as_secs_f64();
+        let held = stats.pages - stats.free_pages;
+        bar.set_position(done as u64);
+        bar.set_message(format!(
+            "{} waiting, {} running; {} tokens/s; {:.0} % of prompts cached, {:.0} % of KV used",
+            HumanCount((all - done - stats.running) as u64),
+            stats.running,
+            HumanCount(rate as u64),
+            share(stats.cached_tokens as f64, stats.prompt_tokens as f64),
+            share(held as f64, stats.pages as f64),
+        ));
+    }
+}
+
+impl Job {
+    fn answer<'j>(&'j self, request: &'j Request, reason: EndReason) -> Outcome<'j> {
+        let asked = &request.engine;
+        let of_prompt = || {
+            let known = self.prompt_logprobs.iter().copied().map(Some);
+            std::iter::once(None).chain(known).collect()
+        };
+        let (finish, stop) = match reason {
+            EndReason::Stop => ("stop", None),
+            EndReason::StopText { index } => ("stop_text", Some(asked.stop_texts[index].as_str())),
+            EndReason::Length => ("length", None),
+            EndReason::Positions => ("positions", None),
+            // Nobody sets one, or goes away.
+            EndReason::Deadline | EndReason::Cancelled => ("cancelled", None),
+        };
+        Outcome::Answer {
+            text: &self.text,
+            ids: &self.ids,
+            finish,
+            stop,
+            prompt_tokens: asked.prompt.len(),
+            cached_tokens: self.cached,
+            time_to_first_token_s: self.first_token,
+            prompt_logprobs_nats: asked.logprobs.then(of_prompt),
+            logprobs_nats: asked.logprobs.then_some(&self.logprobs),
+        }
+    }
+}

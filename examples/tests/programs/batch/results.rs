@@ -1,0 +1,149 @@
+//! What a file of results goes through.
+
+use std::fs::File;
+
+use serde_json::{Value, json};
+
+use super::{Batch, in_order, text};
+use crate::{Run, demo, generate, records};
+
+/// Requests of two policies in turns, of several lengths.
+fn small() -> Batch {
+    let lines: Vec<Value> = (0..6)
+        .map(|i| {
+            let policy = ["prompt-tail", "off"][i % 2];
+            json!({"prompt": text(i * 100, 30), "max_new_tokens": 6 - i, "policy": policy})
+        })
+        .collect();
+    Batch::new(&lines, &["--greedy", "--no-prefix-cache"])
+}
+
+/// The later line is done first, and a policy's lines are done together: `input` waits, `finished` does not.
+#[test]
+fn results_come_in_the_order_that_was_asked_for() {
+    let lines = |run: Run| -> Vec<u64> {
+        let results = records(&run.ok().0);
+        results
+            .iter()
+            .map(|result| result["line"].as_u64().unwrap())
+            .collect()
+    };
+    let batch = small();
+    let run = |order| lines(batch.run_on(&demo(), false, &["--order", order]));
+    assert_eq!(run("input"), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(run("finished"), [5, 3, 1, 6, 4, 2]);
+    batch.resume(&["--order", "input"]);
+    let in_file = records(&batch.read("out.jsonl"));
+    assert_eq!(in_order(in_file.clone()), in_order(batch.results()));
+    assert!(in_file.is_sorted_by_key(|result| result["line"].as_u64()));
+    assert!(!batch.path("out.jsonl.pending").exists());
+}
+
+/// Whatever is there of a file, half a line too, the rest comes; what is there stays as it is.
+#[test]
+fn a_run_goes_on_where_one_was_ended() {
+    let batch = small();
+    batch.resume(&[]);
+    let whole = batch.read("out.jsonl");
+    let lines: Vec<&str> = whole.split_inclusive('\n').collect();
+    for kept in [0, 1, 4, 6] {
+        let before = lines[..kept].concat();
+        let next = lines.get(kept).copied().unwrap_or("");
+        for torn in [0, 1, 9, next.len() / 2, next.len().saturating_sub(1)] {
+            let torn = &next[..torn.min(next.len())];
+            batch.write("out.jsonl", &(before.clone() + torn));
+            let said = batch.resume(&[]);
+            let after = batch.read("out.jsonl");
+            assert!(after.starts_with(&before), "{after}");
+            assert_eq!(in_order(records(&after)), in_order(records(&whole)));
+            assert_eq!(said.contains("half a result"), !torn.is_empty(), "{said}");
+        }
+    }
+    // Zeros, as a file may end where the power failed.
+    batch.write("out.jsonl", &(lines[0].to_owned() + "{\"li\0\0\0"));
+    insta::assert_snapshot!(batch.resume(&[]).lines().next().unwrap(), @"note: --output DIR/out.jsonl line 2: half a result, whose request is computed again");
+    assert_eq!(
+        in_order(records(&batch.read("out.jsonl"))),
+        in_order(records(&whole))
+    );
+}
+
+/// Results that waited for an earlier one when a run was ended are not computed again, whichever order is
+/// asked for then; those that were written since are not there twice.
+#[test]
+fn results_that_waited_survive() {
+    let batch = small();
+    batch.resume(&["--order", "input"]);
+    let whole = batch.read("out.jsonl");
+    let lines: Vec<&str> = whole.split_inclusive('\n').collect();
+    let of_no_run =
+        |line: &str| line.replace("\"time_to_first_token_s\":", "\"time_to_first_token_s\":9");
+    let waited: Vec<String> = [1, 2, 4].map(|i| of_no_run(lines[i])).to_vec();
+    for order in ["input", "finished"] {
+        batch.write("out.jsonl", &(lines[0].to_owned() + &waited[0]));
+        batch.write("out.jsonl.pending", &(waited.concat() + "{\"line\":6,"));
+        let said = batch.resume(&["--order", order]);
+        assert!(
+            said.contains("out.jsonl.pending line 4: half a result"),
+            "{said}"
+        );
+        let after = batch.read("out.jsonl");
+        assert_eq!(
+            in_order(records(&after)),
+            in_order(records(&whole)),
+            "{order}"
+        );
+        for line in &waited {
+            assert_eq!(after.matches(line.as_str()).count(), 1, "{order}: {after}");
+        }
+        assert_eq!(after.lines().count(), 6);
+        let sorted = records(&after).is_sorted_by_key(|result| result["line"].as_u64());
+        assert!(order == "finished" || sorted, "{after}");
+        assert!(!batch.path("out.jsonl.pending").exists());
+    }
+}
+
+/// A file that is not of this batch is refused, and stays as it is.
+#[test]
+fn results_of_something_else_are_refused() {
+    let batch = small();
+    batch.resume(&["--order", "input"]);
+    let whole = batch.read("out.jsonl");
+    let check = |text: &str, more: &[&str]| {
+        batch.write("out.jsonl", text);
+        let refused = batch.refused(more);
+        assert_eq!(batch.read("out.jsonl"), text);
+        refused
+    };
+    let lines: Vec<&str> = whole.split_inclusive('\n').collect();
+    let told = [
+        check("a text\nof mine", &[]),
+        check("a text of mine", &[]),
+        check(&(whole.clone() + "a text of mine"), &[]),
+        check(&whole, &["--no-activation-rounding"]),
+        check(&whole.replace("\"id\":3", "\"id\":7"), &[]),
+        check(&(whole.clone() + lines[2]), &[]),
+        check(&[lines[1], lines[0]].concat(), &["--order", "input"]),
+    ];
+    insta::assert_snapshot!(told.join("\n"));
+    // What would draw other texts is another request, and what is greedy stays what it is.
+    batch.write("out.jsonl", lines[0]);
+    batch.resume(&["--seed", "7"]);
+    // `--greedy` and `--temperature` exclude each other.
+    let drawn = Batch {
+        flags: vec!["--no-prefix-cache", "--temperature", "1"],
+        ..batch
+    };
+    insta::assert_snapshot!(drawn.refused(&[]), @"--output DIR/out.jsonl line 1: the result of id 1 is that of another request, model or precision: choose another file, or remove the line");
+
+    let locked = File::open(drawn.path("out.jsonl")).unwrap();
+    locked.lock().unwrap();
+    insta::assert_snapshot!(drawn.refused(&[]), @"--output DIR/out.jsonl: another run writes to it");
+    let nowhere = generate(&[
+        "--batch",
+        drawn.path("in.jsonl").to_str().unwrap(),
+        "--output",
+        "/no/such/place",
+    ]);
+    insta::assert_snapshot!(nowhere.refused(), @"--output /no/such/place: No such file or directory (os error 2)");
+}
