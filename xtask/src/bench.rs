@@ -20,6 +20,8 @@ pub(crate) struct Bench {
 enum What {
     /// The demo checkpoint on the CPU: load, prefill by policy, decode, peak memory.
     Cpu,
+    /// The demo checkpoint in an engine on the CPU: requests at once, and beginnings that are known.
+    Engine,
     /// V4.1-Flash's geometry on the GPU of this machine: time to first token by policy, decode, and
     /// the share of what the device can do. `-- --help` lists its flags.
     Gpu {
@@ -38,20 +40,22 @@ enum What {
 impl Bench {
     pub(crate) fn run(self) -> Result<()> {
         match self.what {
-            What::Cpu => cpu(),
+            What::Cpu => on_demo("cpu"),
+            What::Engine => on_demo("engine"),
             What::Gpu { flags } => gpu(&flags),
             What::Peer { flags } => peer(&flags),
         }
     }
 }
 
-fn cpu() -> Result<()> {
-    let bench = shell::cargo(&["bench", "-p", "deepseek-model", "--bench", "cpu"]);
+/// A bench of the demo checkpoint on the CPU.
+fn on_demo(name: &str) -> Result<()> {
+    let bench = shell::cargo(&["bench", "-p", "deepseek-model", "--bench", name]);
     head(&bench);
     shell::run(bench)?;
     println!(
         "\nThe machine must have been quiet. Lines above go to docs/benchmarks.md with the date, and \
-         from there to the table in README.md."
+         those of `bench cpu` from there to the table in README.md."
     );
     Ok(())
 }
