@@ -4,19 +4,17 @@ use std::io::{self, Write};
 use std::num::NonZeroUsize;
 
 use clap::Parser;
-use deepseek_model::memory::{Bytes, Demand};
+use deepseek_model::memory::Demand;
 use deepseek_model::tokenizer::{TextStream, Tokenizer};
-use deepseek_model::{
-    Error, Event, FinishReason, GenerateOptions, Generation, Generator, ReplayPolicy,
-};
+use deepseek_model::{Error, Event, FinishReason, GenerateOptions, Generation, Generator};
 use indicatif::ProgressBar;
 
 use crate::batch::{self, BatchArgs};
 use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
-use crate::memory::{Account, MemoryTable, Remedy};
-use crate::model::{Checkpoint, ModelArgs, blame};
+use crate::memory::{MemoryArgs, MemoryTable, Remedies};
+use crate::model::{Checkpoint, ModelArgs, PolicyArgs, blame};
 use crate::output::{self, Record, heading, logprob_table, spelled};
 use crate::picture::{Picture, RowMap};
 use crate::progress;
@@ -34,6 +32,12 @@ const LOGPROB_CHUNK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// Columns of the picture that `--explain` draws.
 const PICTURE_COLUMNS: usize = 64;
+
+/// What would help against a lack of memory.
+const REMEDIES: Remedies = Remedies {
+    cache: "shorten the prompts, or lower --max-new-tokens",
+    step: "lower --chunk, or give fewer prompts",
+};
 
 const AFTER_HELP: &str = "\
 The summary counts the tokens that were chosen, the one that ended a text included. The first of a
@@ -68,19 +72,9 @@ pub struct GenerateArgs {
         allow_hyphen_values = true
     )]
     pub max_new_tokens: usize,
-    /// Which prompt rows the later layers run on: off (all), step-tail (the last of each chunk),
-    /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing but last bits).
-    ///
-    /// The last are those of a window of the model, of which there are 32 in the demo model: step-tail
-    /// drops nothing from chunks up to that, and no policy from prompts up to that.
-    #[arg(
-        long,
-        value_name = "POLICY",
-        default_value_t = ReplayPolicy::PromptTail,
-        value_parser = flags::text(str::parse::<ReplayPolicy>),
-        allow_hyphen_values = true
-    )]
-    pub replay: ReplayPolicy,
+    /// Which rows are dropped.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
     /// Prompt rows to compute at a time at most, over all prompts, 1 or above [default: 8192, or 512
     /// with --logprobs].
     ///
@@ -113,14 +107,9 @@ pub struct GenerateArgs {
     /// memory of the device.
     #[arg(long)]
     pub explain: bool,
-    /// Refuse a run that would take more memory of the device than this: 512MiB, 1.5GiB or a number
-    /// of bytes, for instance [default: what is free on a GPU, no limit on the CPU].
-    ///
-    /// It is decided before the weights are read, and nothing is made smaller to fit. Weights and KV
-    /// cache count exactly; on a GPU, CUDA graphs and the tensors of the largest step count too,
-    /// estimated from above. On the CPU these two do not. Tables of n-grams stay in their files.
-    #[arg(long, value_name = "BYTES", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
-    pub memory_limit: Option<Bytes>,
+    /// What it may take of its device.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
     /// Many requests from a file.
     #[command(flatten)]
     pub batch: BatchArgs,
@@ -152,13 +141,9 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let demand = Demand::of_generation(&checkpoint.config, (&held).into(), &options, &lengths);
     demand.estimate().map_err(|error| args.blame(error))?;
-    let mut account = Account::open(
-        &args.model,
-        args.memory_limit,
-        &held.device,
-        &demand,
-        Remedy::Prompts,
-    )?;
+    let mut account = args
+        .memory
+        .open(&args.model, &held.device, &demand, &REMEDIES)?;
     for note in note.into_iter().chain(args.graphs.idle(args.model.device)) {
         // The run does not depend on whether someone reads it.
         let _ = writeln!(io.err, "{note}");
@@ -204,17 +189,13 @@ impl GenerateArgs {
             return anyhow::Error::from(error).context(flag);
         }
         let size = format!("--max-new-tokens {}", self.max_new_tokens);
-        blame(error, &self.policy_flag(), &size)
+        blame(error, &self.policy.flag(), &size)
     }
 
     /// Prompt rows of a step at most.
     pub(crate) fn step_rows(&self, logprobs: bool) -> NonZeroUsize {
         let usual = if logprobs { LOGPROB_CHUNK } else { CHUNK };
         self.chunk.unwrap_or(usual)
-    }
-
-    fn policy_flag(&self) -> String {
-        format!("--replay {} (off runs every model)", self.replay)
     }
 
     /// What is asked for, and what to tell of what the checkpoint asks for in vain.
@@ -224,7 +205,7 @@ impl GenerateArgs {
     ) -> anyhow::Result<(GenerateOptions, Option<String>)> {
         let (sampling, note) = self.sampling.resolve(&self.model.model)?;
         let options = GenerateOptions {
-            policy: self.replay,
+            policy: self.policy.replay,
             chunk: self.step_rows(self.logprobs),
             max_new_tokens: self.max_new_tokens,
             stop_ids: checkpoint.config.eos_token_ids.clone(),
@@ -262,7 +243,7 @@ impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
         while !self.generator.is_finished() {
             let events = self.generator.step().map_err(|error| {
                 let size = format!("--chunk {}", self.args.step_rows(self.args.logprobs));
-                blame(error, &self.args.policy_flag(), &size)
+                blame(error, &self.args.policy.flag(), &size)
             })?;
             let (stats, prompts) = self.generator.last_step();
             for (request, &prompt) in prompts.iter().enumerate() {
@@ -386,7 +367,7 @@ impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
                 .filter_map(|r| r.time_to_first_token)
                 .collect(),
             maps: &self.maps,
-            policy: self.args.replay,
+            policy: self.args.policy.replay,
             logprobs: self.args.logprobs,
             cut_off: self.generator.results().filter(cut_off).count(),
             positions: self.positions,

@@ -7,17 +7,29 @@ use candle_core::Device;
 use deepseek_model::memory::{Bytes, Demand, MemoryError, MemoryUse};
 use deepseek_model::{CaptureReport, Error, device};
 
-use crate::count;
 use crate::graphs::FEWER;
 use crate::model::ModelArgs;
+use crate::{count, flags};
 
-/// What a run can have less of, so that it takes less memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Remedy {
-    /// Prompts, which all run at once.
-    Prompts,
-    /// Requests of a batch that run at once.
-    Batch,
+/// What a run may take of its device.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct MemoryArgs {
+    /// Refuse a run that would take more memory of the device than this: 512MiB, 1.5GiB or a number
+    /// of bytes, for instance [default: what is free on a GPU, no limit on the CPU].
+    ///
+    /// It is decided before the weights are read, and nothing is made smaller to fit. Weights and KV
+    /// cache count exactly; on a GPU, CUDA graphs and the tensors of the largest step count too,
+    /// estimated from above. On the CPU these two do not. Tables of n-grams stay in their files.
+    #[arg(long, value_name = "BYTES", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
+    pub memory_limit: Option<Bytes>,
+}
+
+/// Flags of a program that make it take less, as a refusal names them.
+pub struct Remedies {
+    /// Against too large a cache.
+    pub cache: &'static str,
+    /// Against too large a step.
+    pub step: &'static str,
 }
 
 /// A run that fits its limit.
@@ -27,39 +39,40 @@ pub struct Account {
     held: u64,
 }
 
-impl Account {
-    /// Refuses a run that does not fit `limit`, or a GPU's free memory; `remedy` says what it can have less
-    /// of.
+impl MemoryArgs {
+    /// Refuses a run that does not fit the limit, or a GPU's free memory.
     ///
     /// # Errors
-    /// Names the flag, and what would fit.
+    /// Names the flag, what would fit, and what would help.
     pub fn open(
+        &self,
         args: &ModelArgs,
-        limit: Option<Bytes>,
         device: &Device,
         demand: &Demand<'_>,
-        remedy: Remedy,
-    ) -> anyhow::Result<Self> {
+        remedies: &Remedies,
+    ) -> anyhow::Result<Account> {
         let free = device::memory(device)?.map(|memory| Bytes(memory.free));
-        let (limit, flag) = match (limit, free) {
+        let (limit, flag) = match (self.memory_limit, free) {
             (Some(limit), free) if free.is_none_or(|free| limit <= free) => {
                 (limit, format!("--memory-limit {limit}"))
             }
             (_, Some(free)) => (free, format!("--device {}, {free} free", args.device)),
             (_, None) => {
-                return Ok(Self::of(demand.estimate()?));
+                return Ok(Account::of(demand.estimate()?));
             }
         };
         match demand.check(limit.0) {
-            Ok(need) => Ok(Self::of(need)),
+            Ok(need) => Ok(Account::of(need)),
             Err(Error::Memory(error)) => {
-                let help = help(&error, demand.place.gpu, remedy);
+                let help = remedies.help(&error, demand.place.gpu);
                 Err(anyhow!("{flag}: {error}{help}"))
             }
             Err(other) => Err(other.into()),
         }
     }
+}
 
+impl Account {
     fn of(need: MemoryUse) -> Self {
         Self {
             need,
@@ -95,28 +108,23 @@ impl Account {
     }
 }
 
-/// What would help against a refusal.
-fn help(error: &MemoryError, gpu: bool, remedy: Remedy) -> String {
-    match error {
-        MemoryError::Cache { need, .. } => {
-            let graphs = if need.graphs > 0 {
-                "--graphs off, and "
-            } else {
-                ""
-            };
-            let chunk = if gpu { " or --chunk" } else { "" };
-            let less = match remedy {
-                Remedy::Prompts => "shorten the prompts, or lower --max-new-tokens",
-                Remedy::Batch => "lower --max-running or max_new_tokens",
-            };
-            format!(" ({graphs}{less}{chunk})")
+impl Remedies {
+    /// What would help against a refusal.
+    fn help(&self, error: &MemoryError, gpu: bool) -> String {
+        match error {
+            MemoryError::Cache { need, .. } => {
+                let graphs = if need.graphs > 0 {
+                    "--graphs off, and "
+                } else {
+                    ""
+                };
+                let chunk = if gpu { " or --chunk" } else { "" };
+                format!(" ({graphs}{}{chunk})", self.cache)
+            }
+            MemoryError::Workspace { .. } => format!(" ({})", self.step),
+            MemoryError::Graphs { .. } => format!(" ({FEWER})"),
+            _ => String::new(),
         }
-        MemoryError::Workspace { .. } => match remedy {
-            Remedy::Prompts => " (lower --chunk, or give fewer prompts)".to_owned(),
-            Remedy::Batch => " (lower --chunk or --max-running)".to_owned(),
-        },
-        MemoryError::Graphs { .. } => format!(" ({FEWER})"),
-        _ => String::new(),
     }
 }
 
@@ -208,11 +216,15 @@ mod tests {
             tokens: 70_000,
             fits: 30_208,
         };
+        let remedies = Remedies {
+            cache: "shorten the prompts, or lower --max-new-tokens",
+            step: "lower --chunk, or give fewer prompts",
+        };
+        let help = |error: &MemoryError, gpu| remedies.help(error, gpu);
         let helps = [
-            help(&cache(0), true, Remedy::Batch),
-            help(&cache(0), false, Remedy::Prompts),
-            help(&cache(0), true, Remedy::Prompts),
-            help(&cache(1 << 30), true, Remedy::Prompts),
+            help(&cache(0), false),
+            help(&cache(0), true),
+            help(&cache(1 << 30), true),
             help(
                 &MemoryError::Workspace {
                     limit: 5 << 30,
@@ -220,7 +232,6 @@ mod tests {
                     rows: 8193,
                 },
                 true,
-                Remedy::Prompts,
             ),
             help(
                 &MemoryError::Graphs {
@@ -228,11 +239,9 @@ mod tests {
                     need: need(1 << 30),
                 },
                 true,
-                Remedy::Prompts,
             ),
         ];
         insta::assert_snapshot!(helps.join("\n"), @r"
-        (lower --max-running or max_new_tokens or --chunk)
         (shorten the prompts, or lower --max-new-tokens)
         (shorten the prompts, or lower --max-new-tokens or --chunk)
         (--graphs off, and shorten the prompts, or lower --max-new-tokens or --chunk)

@@ -8,7 +8,9 @@ use std::str::FromStr;
 use anyhow::{Context, bail, ensure};
 use candle_core::{DType, Device};
 use deepseek_model::tokenizer::Tokenizer;
-use deepseek_model::{CacheError, Config, Error, Model, ModelOptions, StepError, device};
+use deepseek_model::{
+    CacheError, Config, Error, Model, ModelOptions, ReplayPolicy, StepError, device,
+};
 
 use crate::{flags, io, progress};
 
@@ -48,6 +50,31 @@ pub struct ModelArgs {
 
 /// The flag that names the checkpoint.
 const FLAG: &str = "--model";
+
+/// Which rows of a prompt are dropped.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PolicyArgs {
+    /// Which prompt rows the later layers run on: off (all), step-tail (the last of each chunk),
+    /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing but last bits).
+    ///
+    /// The last are those of a window of the model, of which there are 32 in the demo model: step-tail
+    /// drops nothing from chunks up to that, and no policy from prompts up to that.
+    #[arg(
+        long,
+        value_name = "POLICY",
+        default_value_t = ReplayPolicy::PromptTail,
+        value_parser = flags::text(str::parse::<ReplayPolicy>),
+        allow_hyphen_values = true
+    )]
+    pub replay: ReplayPolicy,
+}
+
+impl PolicyArgs {
+    /// The flag as a failure names it.
+    pub(crate) fn flag(&self) -> String {
+        format!("--replay {} (off runs every model)", self.replay)
+    }
+}
 
 /// A failure of the model, with the flag that is to blame: `policy`, which chose the replay policy, if
 /// the model cannot replay, and `size` if there is too little memory.

@@ -140,6 +140,15 @@ pub(crate) struct Recommended {
 }
 
 impl Recommended {
+    /// What to tell of recommendations that are not followed, where tokens are drawn or not.
+    pub(crate) fn note(&self, dir: &Path, drawn: bool) -> Option<String> {
+        let ignored = self.ignored(drawn);
+        (!ignored.is_empty()).then(|| {
+            let file = shown(&dir.join(FILE_NAME));
+            format!("note: {file} asks for {ignored}, which is not followed")
+        })
+    }
+
     /// What is not followed, of greedy choices or of drawn ones.
     fn ignored(&self, drawn: bool) -> String {
         let matters = self
@@ -148,15 +157,6 @@ impl Recommended {
             .filter(|(_, of_drawing)| drawn || !of_drawing);
         let texts: Vec<&str> = matters.map(|(text, _)| text.as_str()).collect();
         texts.join(", ")
-    }
-
-    /// What to tell of what the file in `dir` asks for and is not followed, of greedy choices or of
-    /// drawn ones.
-    pub(crate) fn note(&self, dir: &Path, drawn: bool) -> Option<String> {
-        let ignored = self.ignored(drawn);
-        let file = shown(&dir.join(FILE_NAME));
-        (!ignored.is_empty())
-            .then(|| format!("note: {file} asks for {ignored}, which is not followed"))
     }
 
     /// # Errors
@@ -217,7 +217,7 @@ pub(crate) fn field<T>(
 }
 
 /// A value, or its beginning.
-fn quoted(value: &Value) -> String {
+pub(crate) fn quoted(value: &Value) -> String {
     // JSON escapes only some of the control characters.
     let text = io::escaped(&value.to_string(), |_| false);
     let got: String = text.chars().take(MAX_QUOTED).collect();

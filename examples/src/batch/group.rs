@@ -13,8 +13,14 @@ use deepseek_model::{
 
 use super::request::Request;
 use crate::generate::GenerateArgs;
-use crate::memory::{Account, Remedy};
+use crate::memory::Remedies;
 use crate::model::{Checkpoint, blame};
+
+/// What would help against a lack of memory.
+const REMEDIES: Remedies = Remedies {
+    cache: "lower --max-running or max_new_tokens",
+    step: "lower --chunk or --max-running",
+};
 
 /// Requests that run at once, unless `--max-running` says so.
 const RUNNING: NonZeroUsize = NonZeroUsize::new(32).unwrap();
@@ -87,8 +93,8 @@ impl Group {
         let demand = Demand::of_generation(&checkpoint.config, held.into(), &options, &reaches);
         let fits = demand.estimate().map(|_| ());
         fits.map_err(|error| self.blame(args, error))?;
-        let limit = args.memory_limit;
-        Account::open(&args.model, limit, &held.device, &demand, Remedy::Batch)?;
+        args.memory
+            .open(&args.model, &held.device, &demand, &REMEDIES)?;
         Ok(Plan {
             cache: demand.cache,
             runner: demand.runner,

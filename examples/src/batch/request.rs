@@ -105,7 +105,7 @@ impl Defaults<'_> {
         let prompt = self.prompt(&asked)?;
         let policy = match &asked.policy {
             Some(policy) => policy.parse()?,
-            None => self.args.replay,
+            None => self.args.policy.replay,
         };
         let sampling = self.sampling(line, &asked).config(self.recommended);
         sampling.validate()?;
