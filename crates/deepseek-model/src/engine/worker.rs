@@ -176,6 +176,12 @@ impl Engine {
         Ok(cancelled)
     }
 
+    /// Whether it can still run steps. It cannot after a panic in one.
+    pub fn is_running(&self) -> bool {
+        let thread = self.thread.as_ref();
+        thread.is_some_and(|thread| !thread.is_finished())
+    }
+
     /// What it has done, and what is in it.
     pub fn stats(&self) -> EngineStats {
         let stats = self.shared.stats.lock();
@@ -372,3 +378,6 @@ impl Worker {
 fn tell(sink: &mut Sink, update: Update) -> bool {
     catch_unwind(AssertUnwindSafe(|| sink(update))).unwrap_or(false)
 }
+
+#[cfg(test)]
+mod tests;
