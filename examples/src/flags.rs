@@ -72,6 +72,10 @@ pub(crate) trait Whole: FromStr<Err = ParseIntError> {
     const MOST: u64;
 }
 
+impl Whole for u16 {
+    const MOST: u64 = u16::MAX as u64;
+}
+
 impl Whole for u32 {
     const MOST: u64 = u32::MAX as u64;
 }

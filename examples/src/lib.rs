@@ -1,7 +1,7 @@
-//! What the programs `generate` and `perplexity` are made of.
+//! What the programs `generate`, `perplexity` and `serve` are made of.
 //!
 //! Each program is a struct of flags and a `run` that takes its streams as arguments, so that tests
-//! drive it without a process: [`generate`] and [`perplexity`]. The other modules are shared.
+//! drive it without a process: [`generate`], [`perplexity`] and [`serve`]. The other modules are shared.
 
 mod arenas;
 mod backtraces;
@@ -20,6 +20,7 @@ pub mod picture;
 pub mod progress;
 pub mod prompts;
 pub mod sampling;
+pub mod serve;
 pub mod steps;
 mod streams;
 pub mod summary;

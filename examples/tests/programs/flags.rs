@@ -6,6 +6,7 @@ use clap::{CommandFactory, Parser};
 use replay_examples::flags::parse;
 use replay_examples::generate::GenerateArgs;
 use replay_examples::perplexity::PerplexityArgs;
+use replay_examples::serve::ServeArgs;
 
 /// The first line of what a refused command line gets; none of one that is fine.
 fn refusal<A: Parser>(args: &[OsString]) -> Option<String> {
@@ -24,6 +25,18 @@ fn strange() -> Vec<OsString> {
     values
 }
 
+/// Flags that take a text as it is.
+const TEXTS: [&str; 8] = [
+    "prompt",
+    "prompt-file",
+    "model",
+    "served-model-name",
+    "host",
+    "api-key",
+    "batch",
+    "output",
+];
+
 /// Path flags take any value, and of `--text` what begins with a hyphen ends the list.
 fn every_flag_names_itself<A: Parser + CommandFactory>() {
     let command = A::command();
@@ -41,11 +54,7 @@ fn every_flag_names_itself<A: Parser + CommandFactory>() {
             let args = [format!("--{flag}").into(), value.clone()];
             match refusal::<A>(&args) {
                 Some(text) => assert!(text.contains(&format!("for '--{flag} <")), "{flag}: {text}"),
-                None => assert!(
-                    ["prompt", "prompt-file", "model", "batch", "output"].contains(&flag),
-                    "{flag} takes {}",
-                    value.display()
-                ),
+                None => assert!(TEXTS.contains(&flag), "{flag} takes {}", value.display()),
             }
         }
     }
@@ -55,17 +64,18 @@ fn every_flag_names_itself<A: Parser + CommandFactory>() {
 fn no_value_is_taken_for_a_flag_or_refused_without_its_flag() {
     every_flag_names_itself::<GenerateArgs>();
     every_flag_names_itself::<PerplexityArgs>();
+    every_flag_names_itself::<ServeArgs>();
 }
 
 /// A heading holds for all flags behind it: one that measures or bounds memory is not about graphs.
 #[test]
 fn flags_stand_under_their_own_heading() {
-    let command = GenerateArgs::command();
-    let under: Vec<&str> = command
-        .get_arguments()
-        .filter(|arg| arg.get_help_heading().is_some())
-        .filter_map(clap::Arg::get_long)
-        .collect();
+    let under = |command: &clap::Command| -> Vec<String> {
+        let arguments = command.get_arguments();
+        let headed = arguments.filter(|arg| arg.get_help_heading().is_some());
+        let names = headed.filter_map(clap::Arg::get_long);
+        names.map(str::to_owned).collect()
+    };
     let graphs = [
         "graphs",
         "capture-sizes",
@@ -73,8 +83,14 @@ fn flags_stand_under_their_own_heading() {
         "trim-threshold",
         "max-captured-tokens",
     ];
-    assert_eq!(under, graphs);
-    for command in [command, PerplexityArgs::command()] {
+    for command in [GenerateArgs::command(), ServeArgs::command()] {
+        assert_eq!(under(&command), graphs);
+    }
+    for command in [
+        GenerateArgs::command(),
+        PerplexityArgs::command(),
+        ServeArgs::command(),
+    ] {
         let help = command.clone().render_long_help().to_string();
         assert!(!help.contains('`'), "{help}");
     }

@@ -1,10 +1,12 @@
-//! The programs, driven without a process on the checkpoints of the repository.
+//! The programs on the checkpoints of the repository, driven without a process where that will do.
 
 mod batch;
 mod flags;
 mod generate;
 mod perplexity;
+mod process;
 mod refusals;
+mod serve;
 
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 /// The program, built beside this test. Cargo builds examples whenever it builds all tests.
-fn program(name: &str) -> Command {
+pub(crate) fn program(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
     let path: PathBuf = test.ancestors().nth(2).unwrap().join("examples").join(file);

@@ -1,0 +1,228 @@
+//! The flags of `serve`.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::Parser;
+use deepseek_model::engine::EngineOptions;
+use deepseek_model::memory::{Bytes, Demand, StepSize};
+use deepseek_model::tokenizer::Tokenizer;
+use deepseek_model::{CacheOptions, Config, Error, ModelOptions, RunnerOptions};
+
+use super::app::Limits;
+use crate::flags;
+use crate::graphs::GraphArgs;
+use crate::memory::MemoryArgs;
+use crate::model::{ModelArgs, PolicyArgs, blame};
+
+/// Tokens of the KV cache for each of --max-running, unless --cache-tokens says so.
+const TOKENS_EACH: usize = 4096;
+
+const AFTER_HELP: &str = "\
+Paths:
+  POST /v1/completions               prompts as texts or token ids
+  POST /v1/chat/completions          conversations, by the chat template of the model
+  GET  /v1/models                    the model
+  GET  /health                       200 while requests are taken, else 503
+  GET  /metrics                      what the server has done, for Prometheus
+
+A request that asks for what the server cannot do is refused by the field's name, and so is one with a
+field that nobody knows; values that ask for nothing pass. The fields user, metadata, store,
+service_tier, safety_identifier, prompt_cache_key, prompt_cache_retention and parallel_tool_calls
+change nothing.
+
+top_k is taken beside temperature and top_p. Where none of them is given, generation_config.json in
+the model directory decides, and without one the most probable tokens are chosen. A text n of a prompt
+draws by seed + n. Log-probabilities are those of chosen tokens, so that logprobs is 0 at most in a
+completion and top_logprobs in a chat; with echo, those of the prompt come too.
+
+The beginning-of-text token comes before a text by itself; token ids are taken as they are. The
+spelling of a special token becomes that token, also in messages.
+
+SIGTERM or SIGINT: requests that run come to their ends, others are refused; a second one, or the end
+of --grace, ends the program at once.";
+
+/// Serves a DeepSeek-V4.1 decoder over HTTP, by the interface of OpenAI.
+///
+/// The address goes to standard output once requests are taken.
+#[derive(Debug, Parser)]
+#[command(name = "serve", version, after_long_help = AFTER_HELP)]
+pub struct ServeArgs {
+    /// Which model runs, and how.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Which rows are dropped.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// What the model is called in requests and answers [default: the last part of --model].
+    #[arg(long, value_name = "NAME", value_parser = flags::text(not_empty), allow_hyphen_values = true)]
+    pub served_model_name: Option<String>,
+    /// Address to listen at; 0.0.0.0 is every one of the machine.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = flags::text(not_empty), allow_hyphen_values = true)]
+    pub host: String,
+    /// Port to listen at; 0 is any that is free.
+    #[arg(long, value_name = "N", default_value_t = 8080, value_parser = flags::text(flags::whole::<u16>), allow_hyphen_values = true)]
+    pub port: u16,
+    /// What clients of the paths under /v1 must give as a bearer token [default: nothing].
+    ///
+    /// Other users of the machine can read command lines: the variable is for secrets.
+    #[arg(long, value_name = "KEY", env = "REPLAY_API_KEY", hide_env_values = true, value_parser = flags::text(key), allow_hyphen_values = true)]
+    pub api_key: Option<String>,
+    /// Length of a request's body at most: 4MiB or a number of bytes, for instance.
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
+    pub max_body: Bytes,
+    /// Connections at a time at most, 1 or above.
+    #[arg(long, value_name = "N", default_value = "256", value_parser = flags::text(connections), allow_hyphen_values = true)]
+    pub max_connections: usize,
+    /// Texts that are made at a time at most, 1 or above.
+    #[arg(long, value_name = "N", default_value = "16", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
+    pub max_running: NonZeroUsize,
+    /// Texts that wait beside these at most, 1 or above; a request that finds no place is refused.
+    #[arg(long, value_name = "N", default_value = "256", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
+    pub max_waiting: NonZeroUsize,
+    /// Tokens that all texts in the KV cache can have together, prompts and outputs [default: 4096 for
+    /// each of --max-running].
+    #[arg(long, value_name = "N", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
+    pub cache_tokens: Option<NonZeroUsize>,
+    /// Tokens to generate at most where a request does not say, 1 or above.
+    #[arg(long, value_name = "N", default_value = "128", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
+    pub max_new_tokens: NonZeroUsize,
+    /// Rows of a step at most, 1 or above: one for each text that is made, the rest for prompts.
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
+    pub chunk: NonZeroUsize,
+    /// Compute every prompt anew, also where another began alike.
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+    /// Seconds after which a request fails, 1 or above [default: never].
+    #[arg(long, value_name = "SECONDS", value_parser = flags::text(flags::counting::<NonZeroU32>), allow_hyphen_values = true)]
+    pub request_timeout: Option<NonZeroU32>,
+    /// Seconds that requests get to come to their ends once the program is told to end.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = flags::text(flags::whole::<u32>), allow_hyphen_values = true)]
+    pub grace: u32,
+    /// What it may take of its device.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    // The last: its heading holds for all flags that follow it.
+    /// Which steps run in CUDA graphs.
+    #[command(flatten)]
+    pub graphs: GraphArgs,
+}
+
+impl ServeArgs {
+    pub(super) fn address(&self) -> anyhow::Result<SocketAddr> {
+        let flag = || format!("--host {}", self.host);
+        let mut found = (self.host.as_str(), self.port)
+            .to_socket_addrs()
+            .with_context(flag)?;
+        found
+            .next()
+            .ok_or_else(|| anyhow!("{}: no address", flag()))
+    }
+
+    /// What the model is called.
+    pub(super) fn name(&self) -> String {
+        let dir = std::path::absolute(&self.model.model);
+        let last = dir
+            .ok()
+            .and_then(|dir| Some(dir.file_name()?.to_string_lossy().into_owned()));
+        let given = self.served_model_name.clone();
+        given.or(last).unwrap_or_else(|| "model".to_owned())
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            body: usize::try_from(self.max_body.0).unwrap_or(usize::MAX),
+            new_tokens: self.max_new_tokens.get(),
+            waiting: self.max_waiting.get(),
+            time: self
+                .request_timeout
+                .map(|seconds| Duration::from_secs(seconds.get().into())),
+        }
+    }
+
+    /// What the engine is made for.
+    pub(super) fn engine(&self, config: &Config, tokenizer: Arc<Tokenizer>) -> EngineOptions {
+        let sequences = self.max_running.get();
+        let tokens = self.cache_tokens.map(NonZeroUsize::get);
+        let cache = CacheOptions {
+            max_sequences: sequences,
+            max_tokens: tokens.unwrap_or_else(|| sequences.saturating_mul(TOKENS_EACH)),
+            page_tokens: CacheOptions::PAGE_TOKENS,
+            policy: self.policy.replay,
+            sampled_rows: NonZeroU32::MIN,
+        };
+        let longest = cache.max_tokens.min(config.max_positions);
+        EngineOptions {
+            cache,
+            runner: RunnerOptions {
+                max_sequence_tokens: Some(longest),
+                ..self.graphs.options(false)
+            },
+            max_step_tokens: self.chunk,
+            max_waiting: self.max_waiting.get(),
+            prefix_cache: !self.no_prefix_cache,
+            tokenizer: Some(tokenizer),
+        }
+    }
+
+    /// What the engine takes at most.
+    pub(super) fn demand<'a>(
+        &self,
+        config: &'a Config,
+        held: &ModelOptions,
+        engine: &EngineOptions,
+    ) -> Demand<'a> {
+        let rows = self.chunk.get();
+        Demand {
+            config,
+            place: held.into(),
+            cache: engine.cache,
+            step: StepSize {
+                rows,
+                // A prompt that is echoed may ask for those of each row.
+                logit_rows: rows,
+                tokens: engine.cache.max_tokens.min(config.max_positions),
+            },
+            runner: engine.runner.clone(),
+        }
+    }
+
+    /// Names the flag that a failure to set up is due to.
+    pub(super) fn blame(&self, error: Error) -> anyhow::Error {
+        if let Some(flag) = self.graphs.to_blame(&error) {
+            return anyhow::Error::from(error).context(flag);
+        }
+        let size = "--max-running, --cache-tokens";
+        blame(error, &self.policy.flag(), size)
+    }
+}
+
+fn not_empty(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("expected a text that is not empty".to_owned()),
+        text => Ok(text.to_owned()),
+    }
+}
+
+/// Others cannot be sent in a header.
+fn key(text: &str) -> Result<String, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected letters, digits and signs of ASCII, 1 or more".to_owned())
+    }
+}
+
+/// More than the runtime can count are none that a machine has.
+fn connections(text: &str) -> Result<usize, String> {
+    let most = u16::MAX as usize;
+    let number = flags::positive(text)?;
+    if number <= most {
+        Ok(number)
+    } else {
+        Err(format!("expected at most {most}"))
+    }
+}

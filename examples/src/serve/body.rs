@@ -1,0 +1,77 @@
+//! The body of a request: of JSON, whole, in time, and not too long.
+
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::{HeaderMap, StatusCode, header};
+use deepseek_model::memory::Bytes;
+use futures_util::StreamExt;
+
+use super::error::{ApiError, Result};
+
+/// A client that does not send all of a body within this time is gone.
+const WHOLE: Duration = Duration::from_secs(60);
+
+/// Of a body that is too long, this many times what is allowed is read and forgotten: a client that
+/// still sends would find the connection reset and no answer.
+const FORGOTTEN: usize = 16;
+
+/// Reads the body of a request.
+///
+/// # Errors
+/// It is no JSON by its type, longer than `max` bytes, or does not come.
+pub(super) async fn read(request: Request, max: usize) -> Result<Vec<u8>> {
+    check_type(request.headers())?;
+    let body = tokio::time::timeout(WHOLE, collect(request, max)).await;
+    body.map_err(|_| {
+        let message = format!("the body did not come within {} seconds", WHOLE.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+    })?
+}
+
+/// A page of another site can make a browser send a body of some types without asking; JSON is none of
+/// them.
+fn check_type(headers: &HeaderMap) -> Result<()> {
+    let given = headers.get(header::CONTENT_TYPE);
+    let given = given.map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let essence = given.as_deref().and_then(|text| text.split(';').next());
+    if essence.is_some_and(|text| text.trim().eq_ignore_ascii_case("application/json")) {
+        return Ok(());
+    }
+    let got = given.map_or_else(|| "none".to_owned(), |text| format!("{text:?}"));
+    Err(ApiError::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        format!("content-type: expected application/json, got {got}"),
+    ))
+}
+
+async fn collect(request: Request, max: usize) -> Result<Vec<u8>> {
+    let mut frames = request.into_body().into_data_stream();
+    let (mut body, mut length) = (Vec::new(), 0);
+    while let Some(frame) = frames.next().await {
+        let frame = frame.map_err(|error| {
+            let message = format!("the body broke off: {error}");
+            ApiError::new(StatusCode::BAD_REQUEST, "incomplete_body", message)
+        })?;
+        length += frame.len();
+        if length <= max {
+            body.extend_from_slice(&frame);
+        } else if length > max.saturating_mul(FORGOTTEN) {
+            break;
+        } else {
+            body = Vec::new();
+        }
+    }
+    if length > max {
+        return Err(ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body_too_large",
+            format!(
+                "the body is too long: expected at most {}",
+                Bytes(max as u64)
+            ),
+        ));
+    }
+    Ok(body)
+}

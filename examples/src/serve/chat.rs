@@ -1,0 +1,246 @@
+//! `/v1/chat/completions`: what an assistant says next in a conversation.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::app::{App, Order};
+use super::error::{ApiError, Result};
+use super::fields::{Fields, expected, text};
+use super::form::{Form, Kind};
+use super::params::Params;
+use super::reply::Reply;
+use super::template::Message;
+use super::{body, respond, work};
+
+/// What a client asks for.
+struct Chat {
+    messages: Vec<Message>,
+    params: Params,
+    logprobs: bool,
+}
+
+pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+    let body = body::read(request, app.limits.body).await?;
+    let pass = app.pass()?;
+    let (app, chat, prompt) = work(move || {
+        let chat = Chat::parse(&body, &app)?;
+        let prompt = chat.encode(&app)?;
+        Ok((app, chat, prompt))
+    })
+    .await?;
+    let tokens = prompt.len();
+    let (params, logprobs) = (&chat.params, chat.logprobs);
+    let answers = app.order(Order {
+        prompts: vec![prompt],
+        param: "messages",
+        params,
+        logprobs,
+        prompt_logprobs: false,
+        pass,
+    })?;
+    let tokenizer = app.tokenizer.clone();
+    let reply = Reply::new(answers, tokenizer, vec![None], logprobs, params.n, tokens);
+    let form = Form::new(Kind::Chat, &app.name, logprobs, params.include_usage);
+    if params.stream {
+        Ok(respond::streamed(reply, form))
+    } else {
+        respond::whole(reply, &form).await
+    }
+}
+
+impl Chat {
+    fn parse(body: &[u8], app: &App) -> Result<Self> {
+        let mut fields = Fields::parse(body)?;
+        app.check_model(&mut fields)?;
+        let params = Params::take(&mut fields, &["max_tokens", "max_completion_tokens"])?;
+        let logprobs = fields.take("logprobs", "true or false", Value::as_bool)?;
+        let top = fields.take("top_logprobs", "a whole number, 0 or above", Value::as_u64)?;
+        if top.is_some_and(|number| number > 0) {
+            let message = "only those of the chosen tokens are given: expected 0";
+            return Err(ApiError::field("top_logprobs", message));
+        }
+        for (name, neutral) in neutral() {
+            fields.neutral(name, &neutral)?;
+        }
+        let what = "a list of messages";
+        let list = fields.take("messages", what, |value| value.as_array().cloned())?;
+        let messages = messages(list.unwrap_or_default())?;
+        fields.finish()?;
+        Ok(Self {
+            messages,
+            params,
+            logprobs: logprobs.unwrap_or(false),
+        })
+    }
+
+    /// The ids of the conversation, as the model's template writes it.
+    fn encode(&self, app: &App) -> Result<Vec<u32>> {
+        let template = app.template.as_ref();
+        let template = template.map_err(|reason| ApiError::field("messages", reason))?;
+        let text = template.render(&self.messages).map_err(|error| {
+            let message = format!("the model's chat template refuses them: {error}");
+            ApiError::field("messages", message)
+        })?;
+        let ids = app.encode(&text);
+        let mut ids = ids.map_err(|error| ApiError::of_prompt("messages", &error))?;
+        // A template that begins with the token itself does not mean it twice.
+        if let Some(bos) = app.config.bos_token_id
+            && ids.starts_with(&[bos, bos])
+        {
+            ids.remove(0);
+        }
+        app.check_prompt("messages", &ids)?;
+        Ok(ids)
+    }
+}
+
+/// Fields that ask for what is not there, with the values that ask for nothing.
+fn neutral() -> [(&'static str, Vec<Value>); 11] {
+    [
+        ("tools", vec![json!([])]),
+        ("tool_choice", vec![json!("none"), json!("auto")]),
+        ("functions", vec![json!([])]),
+        ("function_call", vec![json!("none"), json!("auto")]),
+        ("response_format", vec![json!({"type": "text"})]),
+        ("modalities", vec![json!(["text"])]),
+        ("audio", vec![]),
+        ("prediction", vec![]),
+        ("reasoning_effort", vec![json!("none")]),
+        ("verbosity", vec![json!("medium")]),
+        ("web_search_options", vec![]),
+    ]
+}
+
+fn messages(list: Vec<Value>) -> Result<Vec<Message>> {
+    if list.is_empty() {
+        let message = "expected 1 message or more, got none";
+        return Err(ApiError::field("messages", message));
+    }
+    let of = |(number, value)| message(format!("messages[{number}]"), value);
+    list.into_iter().enumerate().map(of).collect()
+}
+
+fn message(path: String, value: Value) -> Result<Message> {
+    let mut fields = Fields::of(path, value)?;
+    let roles = "system, developer, user or assistant";
+    let role = fields.take("role", roles, |value| {
+        Some(
+            match value.as_str()? {
+                // The name that newer models have for the same.
+                "developer" => "system",
+                role @ ("system" | "user" | "assistant") => role,
+                _ => return None,
+            }
+            .to_owned(),
+        )
+    })?;
+    let Some(role) = role else {
+        return Err(fields.refuse("role", &format!("expected {roles}, got none")));
+    };
+    let content = match fields.value("content") {
+        Some(content) => self::content(&fields.path("content"), content)?,
+        None => return Err(fields.refuse("content", "expected a text, got none")),
+    };
+    let name = fields.take("name", "a text", text)?;
+    fields.neutral("tool_calls", &[json!([])])?;
+    fields.neutral("function_call", &[])?;
+    fields.neutral("audio", &[])?;
+    fields.neutral("refusal", &[])?;
+    // Of answers that a client sends back.
+    fields.ignore(&["annotations"]);
+    fields.finish()?;
+    Ok(Message {
+        role,
+        content,
+        name,
+    })
+}
+
+/// A text, or a list of parts that are texts, which stand in lines of their own.
+fn content(path: &str, value: Value) -> Result<String> {
+    let parts = match value {
+        Value::String(text) => return Ok(text),
+        Value::Array(parts) => parts,
+        other => {
+            let what = "a text, or a list of parts";
+            return Err(ApiError::field(path, expected(what, &other)));
+        }
+    };
+    let mut texts = Vec::with_capacity(parts.len());
+    for (number, part) in parts.into_iter().enumerate() {
+        let mut fields = Fields::of(format!("{path}[{number}]"), part)?;
+        let what = "text, the one kind of parts that is supported";
+        let kind = fields.take("type", what, |kind| (kind == "text").then_some(()))?;
+        if kind.is_none() {
+            return Err(fields.refuse("type", &format!("expected {what}, got none")));
+        }
+        let Some(part) = fields.take("text", "a text", text)? else {
+            return Err(fields.refuse("text", "expected a text, got none"));
+        };
+        fields.finish()?;
+        texts.push(part);
+    }
+    Ok(texts.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(list: &Value) -> Result<Vec<Message>> {
+        messages(list.as_array().unwrap().clone())
+    }
+
+    #[test]
+    fn messages_are_texts_of_known_roles() {
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        let list = json!([
+            {"role": "developer", "content": "x"},
+            {"role": "user", "content": parts, "name": "ann"},
+            {"role": "assistant", "content": "y", "refusal": null, "tool_calls": null, "annotations": []},
+        ]);
+        let read = read(&list).unwrap_or_else(|error| panic!("{}", error.message));
+        let roles: Vec<_> = read.iter().map(|message| message.role.as_str()).collect();
+        assert_eq!(roles, ["system", "user", "assistant"]);
+        assert_eq!(
+            (read[1].content.as_str(), read[1].name.as_deref()),
+            ("a\nb", Some("ann"))
+        );
+    }
+
+    #[test]
+    fn messages_that_are_none_are_refused_by_their_place() {
+        let image = json!({"type": "image_url", "image_url": {"url": "x"}});
+        let user = json!({"role": "user", "content": "a"});
+        let refusals = [
+            json!([]),
+            json!(["a"]),
+            json!([user, {"content": "a"}]),
+            json!([{"role": "tool", "content": "a"}]),
+            json!([{"role": 1, "content": "a"}]),
+            json!([{"role": "user"}]),
+            json!([{"role": "user", "content": 1}]),
+            json!([{"role": "user", "content": [image]}]),
+            json!([{"role": "user", "content": [{"type": "text"}]}]),
+            json!([{"role": "assistant", "content": "a", "tool_calls": [1]}]),
+            json!([{"role": "user", "content": "a", "contents": "b"}]),
+        ]
+        .map(|list| read(&list).unwrap_err().message);
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        messages: expected 1 message or more, got none
+        messages[0]: expected an object, got "a"
+        messages[1].role: expected system, developer, user or assistant, got none
+        messages[0].role: expected system, developer, user or assistant, got "tool"
+        messages[0].role: expected system, developer, user or assistant, got 1
+        messages[0].content: expected a text, got none
+        messages[0].content: expected a text, or a list of parts, got 1
+        messages[0].content[0].type: expected text, the one kind of parts that is supported, got "image_url"
+        messages[0].content[0].text: expected a text, got none
+        messages[0].tool_calls: not supported: expected [], or no such field, got [1]
+        messages[0].contents: no field of this name is known
+        "#);
+    }
+}

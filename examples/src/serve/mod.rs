@@ -1,0 +1,204 @@
+//! The program `serve`: a model behind HTTP, by the interface of OpenAI.
+//!
+//! The engine runs on a thread of its own. A request is read and checked by a task, its texts are
+//! ordered from the engine, and their updates come back through a queue whose length is bounded:
+//!
+//! ```text
+//!  connections ─► routes ─► completions, chat ─► app ─► engine
+//!                                                          │ updates
+//!  client ◄─ respond ◄─ form ◄─ reply ◄─ answers ◄─────────┘
+//! ```
+
+mod answers;
+mod app;
+mod args;
+mod body;
+mod chat;
+mod completions;
+mod connections;
+mod error;
+mod fields;
+mod form;
+mod metrics;
+mod params;
+mod reply;
+mod respond;
+mod routes;
+mod shutdown;
+mod template;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use deepseek_model::engine::Engine;
+use tokio::net::TcpSocket;
+use tokio::runtime::{Builder, Runtime};
+
+use app::App;
+pub use args::ServeArgs;
+use connections::Connections;
+use error::ApiError;
+use metrics::Metrics;
+use shutdown::{Gate, Passed, Signals, within};
+use template::ChatTemplate;
+
+use crate::io::Io;
+use crate::memory::Remedies;
+use crate::model::Checkpoint;
+use crate::progress;
+use crate::sampling::Recommended;
+
+/// Threads for connections; the model has its own.
+const THREADS: usize = 2;
+
+/// Threads for long texts, which become tokens there.
+const BLOCKING_THREADS: usize = 2;
+
+/// What connections get to hand out their last bytes.
+const LAST_BYTES: Duration = Duration::from_secs(5);
+
+/// What would help against a lack of memory.
+const REMEDIES: Remedies = Remedies {
+    cache: "lower --cache-tokens or --max-running",
+    step: "lower --chunk",
+};
+
+/// Runs the program, to its signal.
+///
+/// # Errors
+/// Bad flags and files are refused, by an error that names them, before the weights are read.
+pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
+    let Checkpoint { config, tokenizer } = args.model.checkpoint()?;
+    let tokenizer = Arc::new(tokenizer);
+    let dir = &args.model.model;
+    let recommended = Recommended::load(dir)?;
+    let template = ChatTemplate::load(dir);
+    let address = args.address()?;
+    let socket =
+        connections::bind(address).with_context(|| format!("cannot listen at {address}"))?;
+
+    let held = args.model.options()?;
+    let options = args.engine(&config, tokenizer.clone());
+    let demand = args.demand(&config, &held, &options);
+    demand.estimate().map_err(|error| args.blame(error))?;
+    args.memory
+        .open(&args.model, &held.device, &demand, &REMEDIES)?;
+    let notes = [
+        recommended.note(dir, true),
+        args.graphs.idle(args.model.device),
+        template
+            .as_ref()
+            .err()
+            .map(|error| format!("note: no chat: {error:#}")),
+    ];
+    for note in notes.into_iter().flatten() {
+        // The run does not depend on whether someone reads it.
+        let _ = writeln!(io.err, "{note}");
+    }
+    let model = args.model.load(held, io.watched)?;
+    let bar = progress::capture(io.watched);
+    let shown = bar.clone();
+    let engine = Engine::start(model, options, move |done, total| {
+        shown.set_length(total as u64);
+        shown.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    let (gate, passed) = Gate::new();
+    let app = Arc::new(App {
+        engine: engine.map_err(|error| args.blame(error))?,
+        config,
+        tokenizer,
+        template: usable(template),
+        recommended,
+        name: args.name(),
+        api_key: args.api_key.clone(),
+        limits: args.limits(),
+        metrics: Metrics::new(),
+        gate,
+        created: app::now(),
+    });
+
+    let runtime = runtime().context("cannot start the threads of the server")?;
+    let served = runtime.block_on(serve(&app, args, socket, passed, io));
+    // Requests that are left are given up with their connections.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+/// What is said of a template that cannot be used, to who asks for it.
+fn usable(template: anyhow::Result<Option<ChatTemplate>>) -> Result<ChatTemplate, String> {
+    match template {
+        Ok(Some(template)) => Ok(template),
+        Ok(None) => Err(
+            "the model has no chat template: expected chat_template.jinja, or a chat_template in \
+             tokenizer_config.json, beside its weights; /v1/completions needs none"
+                .to_owned(),
+        ),
+        // Where its files are is nothing for clients.
+        Err(error) => Err(format!(
+            "the model's chat template cannot be used: {}",
+            error.root_cause()
+        )),
+    }
+}
+
+fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .thread_name("http")
+        .build()
+}
+
+/// Serves until a signal, and ends as it says.
+async fn serve(
+    app: &Arc<App>,
+    args: &ServeArgs,
+    socket: TcpSocket,
+    mut passed: Passed,
+    io: &mut Io<'_>,
+) -> anyhow::Result<()> {
+    let mut signals = Signals::watch().context("cannot watch for signals")?;
+    let listener = connections::listen(socket).context("cannot listen")?;
+    let open = app.metrics.connections.clone();
+    let connections = Connections::new(routes::router(app.clone()), args.max_connections, open);
+    let address = listener.local_addr().context("cannot listen")?;
+    // Who starts the server need not read it.
+    let _ = writeln!(io.out, "listening on http://{address}").and_then(|()| io.out.flush());
+
+    tokio::select! {
+        never = connections.accept(&listener) => match never {},
+        () = signals.next() => {}
+    }
+    app.gate.close();
+    let _ = writeln!(io.err, "ending: requests that run have {} s", args.grace);
+    // Still accepts, so that who asks is told.
+    let grace = Duration::from_secs(args.grace.into());
+    let finished = tokio::select! {
+        never = connections.accept(&listener) => match never {},
+        finished = within(grace, &mut signals, passed.done()) => finished,
+    };
+    drop(listener);
+    if !finished {
+        let _ = writeln!(
+            io.err,
+            "ended with requests that had not come to their ends"
+        );
+        return Ok(());
+    }
+    within(LAST_BYTES, &mut signals, connections.close()).await;
+    Ok(())
+}
+
+/// Does what takes long away from the threads that others wait for.
+///
+/// # Errors
+/// Those of `job`, or it panicked.
+async fn work<T: Send + 'static>(
+    job: impl FnOnce() -> error::Result<T> + Send + 'static,
+) -> error::Result<T> {
+    let done = tokio::task::spawn_blocking(job).await;
+    done.map_err(|error| ApiError::failed(&error.to_string()))?
+}

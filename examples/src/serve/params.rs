@@ -1,0 +1,260 @@
+//! Fields that both kinds of requests share: how many tokens, how they are chosen, where a text ends.
+
+use serde_json::{Value, json};
+
+use super::error::{ApiError, Result};
+use super::fields::{Fields, text, whole};
+use crate::sampling::SamplingArgs;
+
+/// Texts that end an output, at most.
+const MAX_STOPS: usize = 4;
+
+/// Texts that one request can ask for, at most.
+pub(super) const MAX_CHOICES: usize = 128;
+
+/// Fields that change nothing here, whatever they say: who asks, and how OpenAI bills and stores it.
+const IGNORED: [&str; 8] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+];
+
+/// What a client wants of a text.
+#[derive(Debug, Clone)]
+pub(super) struct Params {
+    /// Texts for each prompt.
+    pub(super) n: usize,
+    /// As given.
+    pub(super) max_tokens: Option<usize>,
+    /// Temperature, top-k and top-p, as given.
+    pub(super) sampling: SamplingArgs,
+    /// As given.
+    pub(super) seed: Option<u64>,
+    pub(super) stop: Vec<String>,
+    pub(super) stream: bool,
+    /// Whether the stream ends with what it took.
+    pub(super) include_usage: bool,
+}
+
+impl Params {
+    /// Takes the fields out of a request. `max_tokens` has one of these names, of which the last counts.
+    ///
+    /// # Errors
+    /// Names the field.
+    pub(super) fn take(fields: &mut Fields, max_tokens: &[&str]) -> Result<Self> {
+        let mut most = None;
+        for name in max_tokens {
+            let given = fields.take(name, "a whole number, 0 or above", whole)?;
+            most = given.or(most);
+        }
+        let n = fields.take("n", "a whole number, 1 or above", positive)?;
+        let n = n.unwrap_or(1);
+        if n > MAX_CHOICES {
+            let message = format!("expected at most {MAX_CHOICES}, got {n}");
+            return Err(fields.refuse("n", &message));
+        }
+        let stream = fields.take("stream", "true or false", Value::as_bool)?;
+        let params = Self {
+            n,
+            max_tokens: most,
+            sampling: sampling(fields)?,
+            seed: fields.take("seed", "a whole number of 64 bits", seed)?,
+            stop: stop(fields)?,
+            stream: stream.unwrap_or(false),
+            include_usage: include_usage(fields, stream.unwrap_or(false))?,
+        };
+        for (name, neutral) in neutral() {
+            fields.neutral(name, &neutral)?;
+        }
+        fields.ignore(&IGNORED);
+        Ok(params)
+    }
+}
+
+/// Fields that ask for what is not there, with the values that ask for nothing. Those of other servers
+/// that clients send by habit are among them.
+fn neutral() -> [(&'static str, Vec<Value>); 10] {
+    [
+        ("presence_penalty", vec![json!(0)]),
+        ("frequency_penalty", vec![json!(0)]),
+        ("logit_bias", vec![json!({})]),
+        ("repetition_penalty", vec![json!(1)]),
+        ("length_penalty", vec![json!(1)]),
+        ("min_p", vec![json!(0)]),
+        ("min_tokens", vec![json!(0)]),
+        ("ignore_eos", vec![json!(false)]),
+        ("use_beam_search", vec![json!(false)]),
+        ("stop_token_ids", vec![json!([])]),
+    ]
+}
+
+fn sampling(fields: &mut Fields) -> Result<SamplingArgs> {
+    let sampling = SamplingArgs {
+        temperature: fields.take("temperature", "a number, 0 or above", |value| {
+            value.as_f64().filter(|t| t.is_finite() && *t >= 0.0)
+        })?,
+        top_p: fields.take("top_p", "a number above 0 and at most 1", |value| {
+            value.as_f64().filter(|p| *p > 0.0 && *p <= 1.0)
+        })?,
+        ..SamplingArgs::default()
+    };
+    let top_k = fields.take(
+        "top_k",
+        "a whole number, 1 or above, or 0 or -1 for all",
+        |value| value.as_i64().filter(|k| *k >= -1),
+    )?;
+    // All tokens are those of a vocabulary, so that a checkpoint's own number does not stand in.
+    let top_k = top_k.map(|k| {
+        usize::try_from(k)
+            .ok()
+            .filter(|k| *k > 0)
+            .unwrap_or(usize::MAX)
+    });
+    Ok(SamplingArgs { top_k, ..sampling })
+}
+
+fn positive(value: &Value) -> Option<usize> {
+    whole(value).filter(|n| *n > 0)
+}
+
+/// OpenAI's seeds may be below zero.
+fn seed(value: &Value) -> Option<u64> {
+    value
+        .as_u64()
+        .or_else(|| value.as_i64().map(|seed| seed as u64))
+}
+
+fn stop(fields: &mut Fields) -> Result<Vec<String>> {
+    let what = "a text, or a list of texts";
+    let stops = fields.take("stop", what, |value| match value {
+        Value::String(one) => Some(vec![one.clone()]),
+        Value::Array(several) => several.iter().map(text).collect(),
+        _ => None,
+    })?;
+    let stops = stops.unwrap_or_default();
+    if stops.len() > MAX_STOPS {
+        let message = format!("expected at most {MAX_STOPS} texts, got {}", stops.len());
+        return Err(fields.refuse("stop", &message));
+    }
+    if stops.iter().any(String::is_empty) {
+        return Err(fields.refuse("stop", "expected texts that are not empty"));
+    }
+    Ok(stops)
+}
+
+fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool> {
+    let Some(options) = fields.value("stream_options") else {
+        return Ok(false);
+    };
+    if !stream {
+        return Err(fields.refuse("stream_options", "expected only where stream is true"));
+    }
+    let mut options = Fields::of(fields.path("stream_options"), options)?;
+    let include = options.take("include_usage", "true or false", Value::as_bool)?;
+    // Noise against eavesdroppers, on encrypted connections.
+    options.ignore(&["include_obfuscation"]);
+    options.finish()?;
+    Ok(include.unwrap_or(false))
+}
+
+/// Refuses a request for more texts than one can ask for.
+pub(super) fn check_choices(prompts: usize, n: usize, most: usize) -> Result<()> {
+    let most = most.min(MAX_CHOICES);
+    match prompts.saturating_mul(n) {
+        texts if texts > most => Err(ApiError::field(
+            if prompts > 1 { "prompt" } else { "n" },
+            format!("the request asks for {texts} texts: expected at most {most}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(value: Value) -> std::result::Result<Params, String> {
+        let mut fields = Fields::of(String::new(), value).ok().unwrap();
+        let params = Params::take(&mut fields, &["max_tokens", "max_completion_tokens"]);
+        let params = params.and_then(|params| fields.finish().map(|()| params));
+        params.map_err(|error| error.message)
+    }
+
+    /// A parameter that is accepted and changes nothing looks as if it did.
+    #[test]
+    fn what_is_not_followed_is_refused_by_name() {
+        let refuse = |value| take(value).unwrap_err();
+        let refusals = [
+            json!({"presence_penalty": 0.5}),
+            json!({"frequency_penalty": -1}),
+            json!({"logit_bias": {"5": 1}}),
+            json!({"repetition_penalty": 1.1}),
+            json!({"min_p": 0.1}),
+            json!({"stop_token_ids": [5]}),
+            json!({"max_token": 5}),
+            json!({"n": 129}),
+            json!({"n": 0}),
+            json!({"temperature": -1}),
+            json!({"temperature": "0"}),
+            json!({"top_p": 0}),
+            json!({"top_k": 1.5}),
+            json!({"seed": 1.5}),
+            json!({"max_tokens": -1}),
+            json!({"stop": ["a", 1]}),
+            json!({"stop": ["a", "b", "c", "d", "e"]}),
+            json!({"stop": ""}),
+            json!({"stream": 1}),
+            json!({"stream_options": {"include_usage": true}}),
+            json!({"stream": true, "stream_options": {"include_usage": 1}}),
+            json!({"stream": true, "stream_options": {"usage": true}}),
+        ]
+        .map(refuse);
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        presence_penalty: not supported: expected 0, or no such field, got 0.5
+        frequency_penalty: not supported: expected 0, or no such field, got -1
+        logit_bias: not supported: expected {}, or no such field, got {"5":1}
+        repetition_penalty: not supported: expected 1, or no such field, got 1.1
+        min_p: not supported: expected 0, or no such field, got 0.1
+        stop_token_ids: not supported: expected [], or no such field, got [5]
+        max_token: no field of this name is known
+        n: expected at most 128, got 129
+        n: expected a whole number, 1 or above, got 0
+        temperature: expected a number, 0 or above, got -1
+        temperature: expected a number, 0 or above, got "0"
+        top_p: expected a number above 0 and at most 1, got 0
+        top_k: expected a whole number, 1 or above, or 0 or -1 for all, got 1.5
+        seed: expected a whole number of 64 bits, got 1.5
+        max_tokens: expected a whole number, 0 or above, got -1
+        stop: expected a text, or a list of texts, got ["a",1]
+        stop: expected at most 4 texts, got 5
+        stop: expected texts that are not empty
+        stream: expected true or false, got 1
+        stream_options: expected only where stream is true
+        stream_options.include_usage: expected true or false, got 1
+        stream_options.usage: no field of this name is known
+        "#);
+    }
+
+    /// What clients send that ask for nothing of it.
+    #[test]
+    fn neutral_values_pass() {
+        let params = take(json!({
+            "presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "min_p": 0,
+            "user": "someone", "metadata": {"a": 1}, "store": false, "service_tier": "auto",
+            "stop": null, "n": null, "stream_options": null, "seed": -3, "top_k": -1,
+            "max_tokens": 5, "max_completion_tokens": 6,
+        }))
+        .unwrap();
+        assert_eq!(
+            (params.n, params.max_tokens, params.stop.len()),
+            (1, Some(6), 0)
+        );
+        assert_eq!(params.seed, Some((-3i64) as u64));
+        assert_eq!(params.sampling.top_k, Some(usize::MAX), "all");
+    }
+}

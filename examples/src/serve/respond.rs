@@ -1,0 +1,95 @@
+//! An answer to its client: whole, or as a stream of server-sent events.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, Stream, StreamExt};
+use serde_json::Value;
+
+use super::error::{ApiError, Result, json_response};
+use super::form::Form;
+use super::reply::{Piece, Reply};
+
+/// A stream that has nothing to say says so this often: a connection that is gone is noticed, and one
+/// that waits in a queue is not taken for gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// What a stream that came to its end ends with.
+const DONE: &str = "[DONE]";
+
+/// The answer in one piece.
+///
+/// # Errors
+/// A text could not be brought to its end.
+pub(super) async fn whole(mut reply: Reply, form: &Form) -> Result<Response> {
+    let mut texts: Vec<Piece> = (0..reply.len())
+        .map(|index| Piece {
+            index,
+            ..Piece::default()
+        })
+        .collect();
+    while let Some(piece) = reply.next().await {
+        let piece = piece?;
+        let text = &mut texts[piece.index];
+        text.text.push_str(&piece.text);
+        text.tokens.extend(piece.tokens);
+        text.finish = piece.finish;
+    }
+    Ok(json_response(
+        StatusCode::OK,
+        &form.whole(&texts, reply.usage),
+    ))
+}
+
+/// The answer as it comes. A failure on the way is the last event, and then there is no `[DONE]`: who
+/// takes that for the end must not take half a text for a whole one.
+pub(super) fn streamed(reply: Reply, form: Form) -> Response {
+    let openings: Vec<Event> = (0..reply.len())
+        .filter_map(|index| form.opening(index))
+        .map(|opening| event(&opening))
+        .collect();
+    let events = stream::iter(openings).chain(pieces(reply, form));
+    let events = events.map(Ok::<_, Infallible>);
+    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
+    Sse::new(events).keep_alive(keep_alive).into_response()
+}
+
+/// Where a stream stands.
+enum State {
+    Open(Box<(Reply, Form)>),
+    /// The usage has been told.
+    Told,
+    Over,
+}
+
+fn pieces(reply: Reply, form: Form) -> impl Stream<Item = Event> + Send {
+    let state = State::Open(Box::new((reply, form)));
+    stream::unfold(state, |state| async {
+        match state {
+            State::Open(mut open) => {
+                let (reply, form) = &mut *open;
+                match reply.next().await {
+                    Some(Ok(piece)) => Some((event(&form.chunk(&piece)), State::Open(open))),
+                    Some(Err(error)) => Some((failure(&error), State::Over)),
+                    None => match form.closing(reply.usage) {
+                        Some(closing) => Some((event(&closing), State::Told)),
+                        None => Some((Event::default().data(DONE), State::Over)),
+                    },
+                }
+            }
+            State::Told => Some((Event::default().data(DONE), State::Over)),
+            State::Over => None,
+        }
+    })
+}
+
+fn event(part: &Value) -> Event {
+    Event::default().data(part.to_string())
+}
+
+fn failure(error: &ApiError) -> Event {
+    event(&error.body())
+}

@@ -1,0 +1,311 @@
+//! Chat templates: a conversation to the one text that the model goes on from, as Hugging Face's
+//! transformers makes it.
+
+use std::fmt::Write;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{Environment, Error, State, context};
+use minijinja_contrib::pycompat;
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+use crate::io::{escaped, read_text, shown};
+
+/// What a rendering may cost, in minijinja's unit: an instruction, or 64 bytes of a result. Conversations
+/// of megabytes take a fraction; a loop without end comes to one.
+const FUEL: u64 = 16_000_000;
+
+/// Under which name the template is known in messages.
+const NAME: &str = "chat_template";
+
+/// A message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Message {
+    pub(super) role: String,
+    pub(super) content: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+}
+
+/// A model's template, compiled.
+#[derive(Debug)]
+pub(super) struct ChatTemplate {
+    environment: Environment<'static>,
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+}
+
+impl ChatTemplate {
+    /// The template of the checkpoint in `dir`: `chat_template.jinja`, else the `chat_template` of
+    /// `tokenizer_config.json`; of several there, the one called `default`. `None` if there is none.
+    ///
+    /// # Errors
+    /// It cannot be read or used.
+    pub(super) fn load(dir: &Path) -> anyhow::Result<Option<Self>> {
+        let path = dir.join("tokenizer_config.json");
+        let config: serde_json::Value = match read(&path)? {
+            Some(text) => serde_json::from_str(&text).with_context(|| shown(&path))?,
+            None => serde_json::Value::Null,
+        };
+        let jinja = dir.join("chat_template.jinja");
+        let (source, path) = match read(&jinja)? {
+            Some(source) => (source, jinja),
+            None => match template(&config["chat_template"]).with_context(|| shown(&path))? {
+                Some(source) => (source, path),
+                None => return Ok(None),
+            },
+        };
+        let compiled = Self::new(source, &config);
+        compiled.map(Some).with_context(|| shown(&path))
+    }
+
+    fn new(source: String, config: &serde_json::Value) -> anyhow::Result<Self> {
+        let mut environment = Environment::new();
+        // As transformers sets them.
+        let mut syntax = SyntaxConfig::builder();
+        syntax.trim_blocks(true).lstrip_blocks(true);
+        environment.set_syntax(syntax.build()?);
+        environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+        environment.set_fuel(Some(FUEL));
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", tojson);
+        environment.add_template_owned(NAME, source)?;
+        Ok(Self {
+            environment,
+            bos_token: token(&config["bos_token"]),
+            eos_token: token(&config["eos_token"]),
+        })
+    }
+
+    /// The text of a conversation, up to where the assistant is to go on.
+    ///
+    /// # Errors
+    /// What the template raises, or what it cannot do with these messages.
+    pub(super) fn render(&self, messages: &[Message]) -> Result<String, String> {
+        let template = self.environment.get_template(NAME);
+        let text = template.and_then(|template| {
+            template.render(context! {
+                messages => Value::from(Serde(messages)),
+                bos_token => self.bos_token.as_deref().unwrap_or_default(),
+                eos_token => self.eos_token.as_deref().unwrap_or_default(),
+                add_generation_prompt => true,
+            })
+        });
+        text.map_err(|error| escaped(&error.to_string(), |_| false))
+    }
+}
+
+/// A file's text; none if there is no such file.
+fn read(path: &Path) -> anyhow::Result<Option<String>> {
+    match path.metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        _ => read_text(path).map(Some).with_context(|| shown(path)),
+    }
+}
+
+/// The template that a `chat_template` gives.
+fn template(value: &serde_json::Value) -> anyhow::Result<Option<String>> {
+    use serde_json::Value::{Array, Null, String};
+    match value {
+        Null => Ok(None),
+        String(source) => Ok(Some(source.clone())),
+        Array(named) => {
+            let default = named.iter().find(|one| one["name"] == "default");
+            match default.and_then(|one| one["template"].as_str()) {
+                Some(source) => Ok(Some(source.to_owned())),
+                None => bail!("chat_template: expected a template called default in the list"),
+            }
+        }
+        _ => bail!("chat_template: expected a text, or a list of templates with names"),
+    }
+}
+
+/// A special token, written as a text or as an object.
+fn token(value: &serde_json::Value) -> Option<String> {
+    let text = value.as_str().or_else(|| value["content"].as_str());
+    text.map(str::to_owned)
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(minijinja::ErrorKind::InvalidOperation, message))
+}
+
+/// The local time, as Python's `datetime.now().strftime` writes it.
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let mut text = String::new();
+    let written = write!(text, "{}", chrono::Local::now().format(format));
+    written.map_err(|_| {
+        let message = format!("strftime_now: {format:?} is no format");
+        Error::new(minijinja::ErrorKind::InvalidOperation, message)
+    })?;
+    Ok(text)
+}
+
+/// JSON as Python's `json.dumps` writes it, which is what models saw in training: with blanks after
+/// commas and colons, and, unlike Jinja's own filter, no escapes for HTML.
+#[allow(
+    clippy::needless_pass_by_value,
+    reason = "minijinja hands arguments over"
+)]
+fn tojson(_: &State, value: Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    // The default there, and texts have no other form here.
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let json = match indent {
+        Some(width) => {
+            let blanks = " ".repeat(width.min(64));
+            dump(&value, PrettyFormatter::with_indent(blanks.as_bytes()))
+        }
+        None => dump(&value, PythonFormatter),
+    };
+    let json = json.map_err(|error| {
+        let kind = minijinja::ErrorKind::BadSerialization;
+        Error::new(kind, format!("tojson: {error}"))
+    })?;
+    Ok(Value::from_safe_string(json))
+}
+
+fn dump(value: &Value, formatter: impl Formatter) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let mut serializer = Serializer::with_formatter(&mut bytes, formatter);
+    let written = value.serialize(&mut serializer);
+    written.map_err(|error| error.to_string())?;
+    String::from_utf8(bytes).map_err(|error| error.to_string())
+}
+
+/// Blanks where Python puts them.
+struct PythonFormatter;
+
+impl Formatter for PythonFormatter {
+    fn begin_array_value<W: std::io::Write + ?Sized>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: std::io::Write + ?Sized>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: std::io::Write + ?Sized>(
+        &mut self,
+        writer: &mut W,
+    ) -> std::io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn message(role: &str, content: &str) -> Message {
+        Message {
+            role: role.to_owned(),
+            content: content.to_owned(),
+            name: None,
+        }
+    }
+
+    fn render(source: &str) -> Result<String, String> {
+        let config = json!({"bos_token": {"content": "<b>"}, "eos_token": "<e>"});
+        let template = ChatTemplate::new(source.to_owned(), &config);
+        let messages = [message("system", " Be short. "), message("user", "<x> & é")];
+        template.map_err(|e| format!("{e:#}"))?.render(&messages)
+    }
+
+    /// What templates in the wild lean on. The expected texts are those of transformers 5.24.
+    #[test]
+    fn templates_render_as_in_transformers() {
+        let blocks = "{{ bos_token }}\n  {% for m in messages %}\n  {% if loop.first %}\n{{ m['role'] | upper }}: {{ m.content.strip() }}{{ eos_token }}\n    {% continue %}\n  {% endif %}\n{{ m.role }}: {{ m['content'] }}\n  {% endfor %}\n{% if add_generation_prompt %}assistant:{% endif %}\n";
+        assert_eq!(
+            render(blocks).unwrap(),
+            "<b>\nSYSTEM: Be short.<e>\nuser: <x> & é\nassistant:"
+        );
+        assert_eq!(
+            render(
+                "{{ messages[1] | tojson }}{{ [] | tojson }}{{ [1, 2.5, none, true] | tojson }}"
+            )
+            .unwrap(),
+            r#"{"role": "user", "content": "<x> & é"}[][1, 2.5, null, true]"#
+        );
+        assert_eq!(
+            render("{{ {'a': [1]} | tojson(indent=2, ensure_ascii=False) }}").unwrap(),
+            "{\n  \"a\": [\n    1\n  ]\n}"
+        );
+        let space = "{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}{{ messages[0].nothing is defined }}";
+        assert_eq!(render(space).unwrap(), "2False");
+        let year = render("{{ strftime_now('%Y') }}").unwrap();
+        assert!(year.len() == 4 && year.parse::<u32>().is_ok(), "{year}");
+    }
+
+    #[test]
+    fn what_a_template_cannot_do_is_told() {
+        insta::assert_snapshot!(render("{{ raise_exception('roles\\nmust alternate') }}").unwrap_err(), @r"invalid operation: roles\nmust alternate (in chat_template:1)");
+        insta::assert_snapshot!(render("{{ strftime_now('%') }}").unwrap_err(), @r#"invalid operation: strftime_now: "%" is no format (in chat_template:1)"#);
+        insta::assert_snapshot!(render("{{ messages | frob }}").unwrap_err(), @"unknown filter: filter frob is unknown (in chat_template:1)");
+        insta::assert_snapshot!(render("{% generation %}").unwrap_err(), @"syntax error: unknown statement generation (in chat_template:1)");
+    }
+
+    /// A client chooses how long the loop of a template is.
+    #[test]
+    fn a_rendering_ends() {
+        let endless =
+            "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}";
+        insta::assert_snapshot!(render(endless).unwrap_err(), @"engine ran out of fuel (in chat_template:1)");
+    }
+
+    #[test]
+    fn templates_are_found_where_checkpoints_have_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let load = || {
+            let loaded = ChatTemplate::load(dir.path());
+            let loaded =
+                loaded.map_err(|e| format!("{e:#}").replace(dir.path().to_str().unwrap(), "DIR"));
+            loaded.map(|found| found.map(|template| template.render(&[]).unwrap()))
+        };
+        let config = |value: serde_json::Value| {
+            std::fs::write(dir.path().join("tokenizer_config.json"), value.to_string()).unwrap();
+        };
+        assert_eq!(load(), Ok(None));
+        config(json!({"bos_token": "<b>"}));
+        assert_eq!(load(), Ok(None));
+        config(json!({"chat_template": "one"}));
+        assert_eq!(load(), Ok(Some("one".to_owned())));
+        config(
+            json!({"chat_template": [{"name": "tools", "template": "two"}, {"name": "default", "template": "three"}]}),
+        );
+        assert_eq!(load(), Ok(Some("three".to_owned())));
+        config(json!({"chat_template": [{"name": "tools", "template": "two"}]}));
+        insta::assert_snapshot!(load().unwrap_err(), @"DIR/tokenizer_config.json: chat_template: expected a template called default in the list");
+        config(json!({"chat_template": 7}));
+        insta::assert_snapshot!(load().unwrap_err(), @"DIR/tokenizer_config.json: chat_template: expected a text, or a list of templates with names");
+        config(json!({"bos_token": "<b>", "chat_template": "one"}));
+        std::fs::write(
+            dir.path().join("chat_template.jinja"),
+            "{{ bos_token }}four",
+        )
+        .unwrap();
+        assert_eq!(
+            load(),
+            Ok(Some("<b>four".to_owned())),
+            "the file comes first"
+        );
+        std::fs::write(dir.path().join("chat_template.jinja"), "{% if %}").unwrap();
+        insta::assert_snapshot!(load().unwrap_err(), @"DIR/chat_template.jinja: syntax error: unexpected end of block (in chat_template:1)");
+    }
+}

@@ -1,0 +1,84 @@
+//! How the server ends.
+
+#![cfg(unix)]
+
+use serde_json::json;
+
+use super::{Server, client::Response, long, long_stream};
+
+const PATH: &str = "/v1/completions";
+
+/// Those who watch the server, and those who ask for more, are told.
+#[test]
+fn requests_that_run_come_to_their_ends() {
+    for signal in ["TERM", "INT"] {
+        let mut server = Server::start(&[]);
+        let body = json!({"prompt": "a", "max_tokens": 300, "temperature": 0});
+        let expected = server.complete(&body);
+        let whole = server.begin(PATH, &body);
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let mut stream = server.begin(PATH, &body);
+        let mut begun = stream.read(500);
+        // Opened before, asked afterwards.
+        let idle = server.connect();
+        server.signal(signal);
+        let refused = loop {
+            let refused = server.post(PATH, &json!({"prompt": "a", "max_tokens": 1}));
+            if refused.status != 200 {
+                break refused;
+            }
+        };
+        let message = "503 server_error, shutting_down, -: the server is shutting down";
+        assert_eq!(refused.refusal(), message);
+        assert_eq!(refused.header("connection"), Some("close"));
+        assert_eq!(idle.ask("GET", "/health", &[], "").status, 503);
+
+        assert_eq!(whole.answer().json()["choices"], expected["choices"]);
+        begun.extend(stream.rest());
+        let chunks = Response::parse(&begun).chunks();
+        let texts = chunks
+            .iter()
+            .map(|chunk| chunk["choices"][0]["text"].as_str().unwrap());
+        assert_eq!(texts.collect::<String>(), expected["choices"][0]["text"]);
+        let (code, told) = server.ended();
+        assert_eq!(
+            (code, told.as_str()),
+            (Some(0), "ending: requests that run have 30 s\n")
+        );
+    }
+}
+
+#[test]
+fn a_second_signal_or_the_end_of_the_grace_period_ends_at_once() {
+    for (flags, second) in [(&["--grace", "60"][..], true), (&["--grace", "1"], false)] {
+        let mut server = Server::start(flags);
+        let whole = server.begin(PATH, &long());
+        let mut stream = server.begin(PATH, &long_stream());
+        stream.read(500);
+        server.wait_for("replay_requests_running", 2.0);
+        server.signal("TERM");
+        if second {
+            while server.get("/health").status == 200 {}
+            server.signal("TERM");
+        }
+        let (code, told) = server.ended();
+        assert_eq!(code, Some(0));
+        assert!(
+            told.ends_with("\nended with requests that had not come to their ends\n"),
+            "{told}"
+        );
+        assert!(!String::from_utf8(stream.rest()).unwrap().contains("[DONE]"));
+        drop(whole);
+    }
+}
+
+/// An idle server has nothing to wait for, nor has one with connections that ask nothing.
+#[test]
+fn an_idle_server_ends() {
+    let mut server = Server::start(&[]);
+    let _idle = server.connect();
+    assert_eq!(server.get("/health").status, 200);
+    server.signal("TERM");
+    assert_eq!(server.ended().0, Some(0));
+}

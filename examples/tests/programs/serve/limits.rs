@@ -1,0 +1,105 @@
+//! Clients that are too many, go away, or do not read.
+
+use serde_json::json;
+
+use super::{Server, long, long_stream};
+
+const PATH: &str = "/v1/completions";
+
+#[test]
+fn a_full_queue_is_told() {
+    let server = Server::start(&["--max-running", "1", "--max-waiting", "1"]);
+    let _runs = server.begin(PATH, &long());
+    server.wait_for("replay_requests_running", 1.0);
+    let _waits = server.begin(PATH, &long());
+    server.wait_for("replay_requests_waiting", 1.0);
+    let refused = server.post(PATH, &json!({"prompt": "a", "max_tokens": 1}));
+    insta::assert_snapshot!(refused.refusal(), @"429 rate_limit_error, queue_full, -: 1 texts wait already: ask again later");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    // More than can ever wait is no matter of time.
+    let refused = server.post(PATH, &json!({"prompt": "a", "n": 2}));
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: the request asks for 2 texts: expected at most 1");
+}
+
+/// Some texts of a request may find a place and others none: then none of them may go on.
+#[test]
+fn a_request_of_which_a_part_finds_no_place_leaves_nothing_behind() {
+    let server = Server::start(&["--max-running", "1", "--max-waiting", "2"]);
+    let runs = server.begin(PATH, &long());
+    server.wait_for("replay_requests_running", 1.0);
+    let waits = server.begin(PATH, &long());
+    server.wait_for("replay_requests_waiting", 1.0);
+    let mut two = long();
+    two["n"] = 2.into();
+    assert_eq!(server.post(PATH, &two).status, 429);
+    server.wait_for("replay_requests_waiting", 1.0);
+    runs.close();
+    waits.close();
+    server.wait_for("replay_requests_waiting", 0.0);
+    server.wait_for("replay_requests_running", 0.0);
+    server.wait_for("replay_kv_pages_used", 0.0);
+}
+
+/// Also one that waits for an answer in one piece, of which nothing is sent that could fail.
+#[test]
+fn a_client_that_goes_away_cancels_its_request() {
+    let server = Server::start(&[]);
+    for body in [long(), long_stream()] {
+        let mut connection = server.begin(PATH, &body);
+        if body["stream"] == true {
+            connection.read(1000);
+        }
+        server.wait_for("replay_requests_running", 1.0);
+        connection.close();
+        server.wait_for("replay_requests_running", 0.0);
+        server.wait_for("replay_kv_pages_used", 0.0);
+    }
+    let cancelled = server.get("/metrics").body;
+    assert!(
+        cancelled.contains("replay_texts_total{reason=\"cancelled\"} 2\n"),
+        "{cancelled}"
+    );
+}
+
+/// The engine does not wait for it, and what it does not read is bounded.
+#[test]
+fn a_client_that_does_not_read_is_given_up_and_others_are_served() {
+    let server = Server::start(&["--max-running", "4"]);
+    let mut body = long_stream();
+    body["n"] = 3.into();
+    // Chunks of more bytes, so that fewer tokens fill what systems hold for a connection.
+    body["logprobs"] = 0.into();
+    let connection = server.begin(PATH, &body);
+    server.wait_for("replay_requests_running", 3.0);
+    server.complete(&json!({"prompt": "b", "max_tokens": 4}));
+    assert_eq!(
+        server.metric("replay_requests_running"),
+        3.0,
+        "it was not waited for"
+    );
+    server.wait_for("replay_requests_running", 0.0);
+    assert!(server.metric("replay_generated_tokens_total") < 3.0 * 4000.0);
+    // What was held for it is all that it gets.
+    let read = String::from_utf8(connection.rest()).unwrap();
+    assert!(
+        read.contains("reader_too_slow") && !read.contains("[DONE]"),
+        "{}",
+        read.len()
+    );
+    server.wait_for("replay_connections", 1.0);
+}
+
+#[test]
+fn connections_beyond_the_limit_are_told_and_closed() {
+    let server = Server::start(&["--max-connections", "2"]);
+    let health = |server: &Server| server.get("/health").status;
+    let (first, _second) = (server.connect(), server.connect());
+    let refused = server.get("/health");
+    insta::assert_snapshot!(refused.refusal(), @"503 server_error, too_many_connections, -: expected at most 2 connections at a time: close some, or come again later");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    first.close();
+    let started = std::time::Instant::now();
+    while health(&server) != 200 {
+        assert!(started.elapsed() < super::PATIENCE);
+    }
+}
