@@ -40,6 +40,54 @@ fn a_request_of_which_a_part_finds_no_place_leaves_nothing_behind() {
     server.wait_for("replay_kv_pages_used", 0.0);
 }
 
+/// More than can run, of both kinds, among others that go away.
+#[test]
+fn clients_at_the_same_time_get_their_own_answers() {
+    // What is found in the cache, and how values are rounded there, may not decide between tokens.
+    let flags = [
+        "--max-running",
+        "4",
+        "--replay",
+        "exact",
+        "--no-activation-rounding",
+    ];
+    let server = Server::start(&flags);
+    let body = |number: usize| {
+        let prompt = format!("{}{number}", "To be, or not. ".repeat(number));
+        json!({"prompt": prompt, "max_tokens": 3 + number, "temperature": 0})
+    };
+    let expected: Vec<_> = (0..8)
+        .map(|number| server.complete(&body(number)))
+        .collect();
+    std::thread::scope(|scope| {
+        for client in 0..16 {
+            let (server, expected) = (&server, &expected);
+            scope.spawn(move || {
+                for number in (0..8).map(|turn| (turn + client) % 8) {
+                    let mut body = body(number);
+                    let choice = &expected[number]["choices"][0];
+                    if client % 4 == 0 {
+                        server.begin(PATH, &long_stream()).close();
+                    } else if client % 2 == 0 {
+                        assert_eq!(&server.complete(&body)["choices"][0], choice);
+                    } else {
+                        body["stream"] = true.into();
+                        let chunks = server.post(PATH, &body).chunks();
+                        let texts = chunks.iter().map(|chunk| &chunk["choices"][0]["text"]);
+                        let text: String = texts.map(|text| text.as_str().unwrap()).collect();
+                        assert_eq!(text, choice["text"]);
+                        // One for each token, and one for the end.
+                        assert_eq!(chunks.len(), 3 + number + 1);
+                    }
+                }
+            });
+        }
+    });
+    server.wait_for("replay_requests_running", 0.0);
+    server.wait_for("replay_requests_waiting", 0.0);
+    server.wait_for("replay_kv_pages_used", 0.0);
+}
+
 /// Also one that waits for an answer in one piece, of which nothing is sent that could fail.
 #[test]
 fn a_client_that_goes_away_cancels_its_request() {

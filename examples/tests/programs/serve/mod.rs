@@ -5,6 +5,7 @@ mod chat;
 mod client;
 mod endings;
 mod limits;
+mod metrics;
 mod refusals;
 
 use std::io::{BufRead, BufReader, Read};
