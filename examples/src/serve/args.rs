@@ -122,6 +122,15 @@ impl ServeArgs {
             .ok_or_else(|| anyhow!("{}: no address", flag()))
     }
 
+    /// What to tell of an address that others can reach and that asks for no key.
+    pub(super) fn exposed(&self, address: SocketAddr) -> Option<String> {
+        let open = self.api_key.is_none() && !address.ip().is_loopback();
+        open.then(|| {
+            let host = &self.host;
+            format!("note: --host {host}: whoever reaches it can ask; --api-key asks for a key")
+        })
+    }
+
     /// What the model is called.
     pub(super) fn name(&self) -> String {
         let dir = std::path::absolute(&self.model.model);

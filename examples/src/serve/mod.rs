@@ -85,6 +85,7 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     args.memory
         .open(&args.model, &held.device, &demand, &REMEDIES)?;
     let notes = [
+        args.exposed(address),
         recommended.note(dir, true),
         args.graphs.idle(args.model.device),
         template

@@ -1,5 +1,6 @@
 //! Updates of a request's texts to pieces of its answer, the same for every form of it.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -166,7 +167,12 @@ impl Reply {
                 piece.text = text;
                 self.texts[index].ended = true;
             }
-            Update::Failed(error) => return Err(ApiError::of_step(&error)),
+            Update::Failed(error) => {
+                let error = ApiError::of_step(&error);
+                // Who runs the server must know; nobody is left to tell if this fails too.
+                let _ = writeln!(io::stderr(), "error: {}", error.message);
+                return Err(error);
+            }
         }
         self.texts[index].chars += piece.text.chars().count();
         Ok(Some(piece))

@@ -135,6 +135,12 @@ impl Server {
         assert!(sent.unwrap().success());
     }
 
+    /// Ends it by force: what was on standard error.
+    pub(super) fn killed(&mut self) -> String {
+        self.child.kill().unwrap();
+        self.ended().1
+    }
+
     /// Waits for the end: its exit code, and what was on standard error.
     pub(super) fn ended(&mut self) -> (Option<i32>, String) {
         let code = self.child.wait().unwrap().code();

@@ -147,7 +147,7 @@ fn a_key_is_asked_for_under_v1() {
 #[test]
 fn a_step_that_fails_is_the_server_s_fault() {
     let model = broken_demo();
-    let server = Server::start_on(model.path().to_str().unwrap(), &[], &[]);
+    let mut server = Server::start_on(model.path().to_str().unwrap(), &[], &[]);
     let mut body = json!({"prompt": "a", "max_tokens": 4, "temperature": 0});
     let failed = server.post(PATH, &body);
     // Which of the two logits it is hangs on a sign.
@@ -161,6 +161,13 @@ fn a_step_that_fails_is_the_server_s_fault() {
     assert_eq!(event["error"]["type"], "server_error");
     assert_eq!(server.metric("replay_texts_total"), 2.0);
     assert_eq!(server.get("/health").status, 200, "others are served");
+    // Who runs the server learns of it as well.
+    let told = server.killed();
+    assert_eq!(
+        told.matches("error: the logit of token ").count(),
+        2,
+        "{told}"
+    );
 }
 
 #[test]
@@ -168,6 +175,15 @@ fn a_request_that_takes_too_long_fails() {
     let server = Server::start(&["--request-timeout", "1"]);
     insta::assert_snapshot!(server.post(PATH, &long()).refusal(), @"504 server_error, deadline_exceeded, -: the request took longer than the server allows (--request-timeout)");
     server.wait_for("replay_kv_pages_used", 0.0);
+}
+
+/// A server that others can reach, and nobody meant it to.
+#[test]
+fn an_address_without_a_key_is_noted() {
+    let told = |flags: &[&str]| Server::start(flags).killed();
+    insta::assert_snapshot!(told(&["--host", "0.0.0.0"]), @"note: --host 0.0.0.0: whoever reaches it can ask; --api-key asks for a key");
+    assert_eq!(told(&["--host", "0.0.0.0", "--api-key", "sesame"]), "");
+    assert_eq!(told(&["--host", "localhost"]), "");
 }
 
 /// Before the weights are read.
