@@ -10,9 +10,8 @@ alone before; a stream must have a chunk for each token of its usage; and at the
 wait or be held, nor the server have grown.
 
 The server runs under the policy exact without rounding of the cache: then texts depend neither on what
-is found in the cache nor on what runs beside them, but for the last bits of sums. Its cache is small,
-so that requests lose their room and are computed again, and all of it is soon in use: memory that was
-never written is none that a process has.
+is found in the cache nor on what runs beside them, but for the last bits of sums. Its cache is small, so
+that all of it is soon in use: memory that was never written is none that a process has.
 """
 
 import argparse
@@ -347,10 +346,9 @@ def run(arguments, server):
             print(f"  {name} {metrics[name]:.0f}")
     asked, hit = metrics["replay_prompt_tokens_total"], metrics["replay_cached_tokens_total"]
     print(f"  {hit:.0f} of {asked:.0f} prompt tokens were found in the cache")
-    print(f"  {metrics['replay_preemptions_total']:.0f} times one lost its room")
     # What the allocator keeps grows until the largest mix of requests has come by.
     first, last = sizes[marks[1]], sizes[marks[-1]]
-    if last > first * 1.05 + 1024:
+    if last > first * 1.1 + 1024:
         failures.append(f"resident memory went from {first} to {last} KiB")
     return failures
 
@@ -366,7 +364,7 @@ def main():
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = checkpoint(arguments.model, os.path.join(folder, "model"))
-        flags = ["--replay", "exact", "--no-activation-rounding", "--cache-tokens", "6000"]
+        flags = ["--replay", "exact", "--no-activation-rounding", "--cache-tokens", "2000"]
         server = Server(arguments.server, model, flags)
         try:
             failures = run(arguments, server)
