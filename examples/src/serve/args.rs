@@ -14,7 +14,7 @@ use deepseek_model::{CacheOptions, Config, Error, ModelOptions, RunnerOptions};
 
 use super::app::Limits;
 use crate::flags;
-use crate::graphs::{FEWER, GraphArgs};
+use crate::graphs::GraphArgs;
 use crate::memory::MemoryArgs;
 use crate::model::{ModelArgs, PolicyArgs, blame};
 
@@ -203,9 +203,6 @@ impl ServeArgs {
     pub(super) fn blame(&self, error: Error) -> anyhow::Error {
         if let Some(flag) = self.graphs.to_blame(&error) {
             return anyhow::Error::from(error).context(flag);
-        }
-        if matches!(error, Error::Capture { .. }) {
-            return anyhow::Error::from(error).context(FEWER);
         }
         let size = "--max-running, --cache-tokens";
         blame(error, &self.policy.flag(), size)

@@ -43,6 +43,7 @@ use metrics::Metrics;
 use shutdown::{Gate, Passed, Signals, within};
 use template::ChatTemplate;
 
+use crate::graphs::GraphArgs;
 use crate::io::Io;
 use crate::memory::Remedies;
 use crate::model::Checkpoint;
@@ -105,9 +106,13 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         shown.set_position(done as u64);
     });
     bar.finish_and_clear();
+    let mut engine = engine.map_err(|error| args.blame(error))?;
+    if let Some(error) = engine.capture_failure() {
+        let _ = writeln!(io.err, "{}", GraphArgs::warning(error));
+    }
     let (gate, passed) = Gate::new();
     let app = Arc::new(App {
-        engine: engine.map_err(|error| args.blame(error))?,
+        engine,
         config,
         tokenizer,
         template: usable(template),

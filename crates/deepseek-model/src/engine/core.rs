@@ -110,6 +110,11 @@ impl EngineCore {
         self.runner.capture(progress)
     }
 
+    /// As [`Runner::captured`].
+    pub fn captured(&self) -> CaptureReport {
+        self.runner.captured()
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         self.runner.model()

@@ -47,6 +47,7 @@ pub struct Engine {
     options: EngineOptions,
     fits: usize,
     captured: CaptureReport,
+    capture_failure: Option<Error>,
     shared: Arc<Shared>,
     /// `None` once no more are taken.
     orders: Option<mpsc::Sender<Order>>,
@@ -64,10 +65,11 @@ pub struct Updates {
 
 impl Engine {
     /// Starts the thread, which makes the cache and captures the graphs; `progress` is told of the
-    /// latter how many are done, of how many.
+    /// latter how many are done, of how many. Graphs save time, and texts come without them, too: where
+    /// they cannot be captured, [`Self::capture_failure`] says why.
     ///
     /// # Errors
-    /// As [`EngineCore::new`] and [`EngineCore::capture`], or if there is no thread to be had.
+    /// As [`EngineCore::new`], or if there is no thread to be had.
     pub fn start(
         model: impl Into<Arc<Model>>,
         options: EngineOptions,
@@ -80,16 +82,13 @@ impl Engine {
         let of_thread = (model.clone(), options.clone(), shared.clone());
         let run = move || {
             let (model, options, shared) = of_thread;
-            let made = EngineCore::new(model, options).and_then(|mut core| {
-                let captured = core.capture(progress)?;
-                Ok((core, captured))
-            });
-            match made {
-                Ok((core, captured)) => {
-                    let fits = core.fits();
+            match EngineCore::new(model, options) {
+                Ok(mut core) => {
+                    let failure = core.capture(progress).err();
+                    let (fits, captured) = (core.fits(), core.captured());
                     let worker = Worker::new(core, shared);
                     // Nobody waits if the starting thread is gone.
-                    let _ = ready.send(Ok((fits, captured)));
+                    let _ = ready.send(Ok((fits, captured, failure)));
                     worker.run(&taken);
                 }
                 Err(error) => {
@@ -99,16 +98,23 @@ impl Engine {
         };
         let thread = std::thread::Builder::new().name("engine".into()).spawn(run);
         let thread = thread.map_err(Error::NoThread)?;
-        let (fits, captured) = started.recv().map_err(|_| Error::EngineStopped)??;
+        let (fits, captured, capture_failure) =
+            started.recv().map_err(|_| Error::EngineStopped)??;
         Ok(Self {
             model,
             options,
             fits,
             captured,
+            capture_failure,
             shared,
             orders: Some(orders),
             thread: Some(thread),
         })
+    }
+
+    /// Why graphs could not be captured, the first time that it is asked; steps run without them.
+    pub fn capture_failure(&mut self) -> Option<Error> {
+        self.capture_failure.take()
     }
 
     /// The graphs that were captured.
