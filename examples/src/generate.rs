@@ -104,7 +104,7 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub profile: bool,
     /// Draw, on standard error, which prompt rows ran in which layers, and say what took which
-    /// memory of the device.
+    /// memory of the device. What graphs took is by how much its free memory fell, for whatever program.
     #[arg(long)]
     pub explain: bool,
     /// What it may take of its device.
@@ -144,7 +144,10 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let mut account = args
         .memory
         .open(&args.model, &held.device, &demand, &REMEDIES)?;
-    for note in note.into_iter().chain(args.graphs.idle(args.model.device)) {
+    let idle = args
+        .graphs
+        .idle(args.model.device, Some(args.policy.replay));
+    for note in note.into_iter().chain(idle) {
         // The run does not depend on whether someone reads it.
         let _ = writeln!(io.err, "{note}");
     }

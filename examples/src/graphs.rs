@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use deepseek_model::{Error, Graphs, ReplaySizes, RunnerOptions};
+use deepseek_model::{Error, Graphs, ReplayPolicy, ReplaySizes, RunnerOptions};
 
 use crate::model::DeviceArg;
 use crate::{backtraces, flags};
@@ -25,14 +25,23 @@ pub struct GraphArgs {
     pub graphs: Option<GraphsArg>,
     /// Rows of a step to capture graphs for, separated by commas. Without the flag, powers of two for
     /// decode, and for other steps sizes from 1 to --max-captured-tokens.
+    ///
+    /// A step runs in the smallest graph that holds it, all of whose rows take their time; where none
+    /// does, it runs without.
     #[arg(long, value_name = "ROWS", value_parser = flags::text(SizesArg::parse), allow_hyphen_values = true)]
     pub capture_sizes: Option<SizesArg>,
     /// Kept rows to capture graphs of the later layers for, separated by commas; none runs these
     /// layers eagerly. Without the flag, sizes from the window to a window for each prompt.
+    ///
+    /// Here, too, the smallest that holds the rows takes its full time.
     #[arg(long, value_name = "ROWS", value_parser = flags::text(ReplaySizesArg::parse), allow_hyphen_values = true)]
     pub replay_capture_sizes: Option<ReplaySizesArg>,
     /// Rows from which on a piecewise graph breaks to drop rows, above the sliding window; six
     /// windows without the flag. Smaller graphs run all their rows.
+    ///
+    /// So chunks below it drop nothing in these graphs, whatever --replay says. Texts of step-tail, which
+    /// depend on what is dropped, then are others than without graphs; those of the other policies are
+    /// not.
     #[arg(long, value_name = "ROWS", value_parser = flags::text(flags::whole::<u32>), allow_hyphen_values = true)]
     pub trim_threshold: Option<u32>,
     /// Rows of the largest graph. Without the flag, the largest of --capture-sizes, or 2048, and no
@@ -113,33 +122,48 @@ impl GraphArgs {
         }
     }
 
-    /// What to tell of flags that were given and change nothing on `device`; `off` asks for what is so.
-    pub(crate) fn idle(&self, device: DeviceArg) -> Option<String> {
-        if device != DeviceArg::Cpu {
-            return None;
-        }
-        let given = [
-            (
-                "--graphs",
-                self.graphs.is_some_and(|mode| mode != GraphsArg::Off),
-            ),
-            ("--capture-sizes", self.capture_sizes.is_some()),
+    /// What to tell of flags that were given and change nothing on `device`, or beside `--graphs` or
+    /// `--replay`, if that is one policy; `off` asks for what is so.
+    pub(crate) fn idle(&self, device: DeviceArg, policy: Option<ReplayPolicy>) -> Option<String> {
+        let of_breaks = [
             (
                 "--replay-capture-sizes",
                 self.replay_capture_sizes.is_some(),
             ),
             ("--trim-threshold", self.trim_threshold.is_some()),
+        ];
+        let of_sizes = [
+            ("--capture-sizes", self.capture_sizes.is_some()),
+            of_breaks[0],
+            of_breaks[1],
             ("--max-captured-tokens", self.max_captured_tokens.is_some()),
         ];
-        let names: Vec<_> = given.iter().filter(|(_, given)| *given).collect();
-        let names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+        let asks = self.graphs.is_some_and(|mode| mode != GraphsArg::Off);
+        let (flags, beside) = if device == DeviceArg::Cpu {
+            let all = [("--graphs", asks)].into_iter().chain(of_sizes);
+            (all.collect(), "--device cpu, which has no CUDA graphs")
+        } else if self.graphs == Some(GraphsArg::Off) {
+            (of_sizes.to_vec(), "--graphs off")
+        } else if self.graphs == Some(GraphsArg::Full) {
+            (
+                of_breaks.to_vec(),
+                "--graphs full, whose graphs never break",
+            )
+        } else if policy == Some(ReplayPolicy::Off) {
+            (of_breaks.to_vec(), "--replay off, which drops nothing")
+        } else {
+            return None;
+        };
+        let flags: Vec<(&str, bool)> = flags;
+        let names = flags.iter().filter(|(_, given)| *given);
+        let names: Vec<&str> = names.map(|(name, _)| *name).collect();
         let verb = match names.len() {
             0 => return None,
             1 => "changes",
             _ => "change",
         };
         Some(format!(
-            "note: {} {verb} nothing with --device cpu, which has no CUDA graphs",
+            "note: {} {verb} nothing with {beside}",
             names.join(", ")
         ))
     }
@@ -198,7 +222,7 @@ mod tests {
 
     #[test]
     fn flags_that_change_nothing_are_told() {
-        let on = |device, flags: &GraphArgs| flags.idle(device);
+        let on = |device, flags: &GraphArgs| flags.idle(device, Some(ReplayPolicy::Exact));
         let all = GraphArgs {
             graphs: Some(GraphsArg::Full),
             capture_sizes: Some(SizesArg(vec![8])),
@@ -206,7 +230,22 @@ mod tests {
             trim_threshold: Some(200),
             max_captured_tokens: NonZeroU32::new(64),
         };
-        assert_eq!(on(DeviceArg::Cuda(None), &all), None);
+        let with = |graphs| GraphArgs {
+            graphs: Some(graphs),
+            ..all.clone()
+        };
+        let gpu = DeviceArg::Cuda(None);
+        assert_eq!(on(gpu, &with(GraphsArg::Piecewise)), None);
+        let notes = [
+            on(gpu, &with(GraphsArg::Off)),
+            on(gpu, &with(GraphsArg::Full)),
+            with(GraphsArg::Piecewise).idle(gpu, Some(ReplayPolicy::Off)),
+        ];
+        insta::assert_snapshot!(notes.map(Option::unwrap).join("\n"), @r"
+        note: --capture-sizes, --replay-capture-sizes, --trim-threshold, --max-captured-tokens change nothing with --graphs off
+        note: --replay-capture-sizes, --trim-threshold change nothing with --graphs full, whose graphs never break
+        note: --replay-capture-sizes, --trim-threshold change nothing with --replay off, which drops nothing
+        ");
         insta::assert_snapshot!(on(DeviceArg::Cpu, &all).unwrap(), @"note: --graphs, --capture-sizes, --replay-capture-sizes, --trim-threshold, --max-captured-tokens change nothing with --device cpu, which has no CUDA graphs");
         let silent = |graphs| GraphArgs {
             graphs,

@@ -19,7 +19,9 @@ pub struct MemoryArgs {
     ///
     /// It is decided before the weights are read, and nothing is made smaller to fit. Weights and KV
     /// cache count exactly; on a GPU, CUDA graphs and the tensors of the largest step count too,
-    /// estimated from above. On the CPU these two do not. Tables of n-grams stay in their files.
+    /// estimated from above. On the CPU these two do not. Tables of n-grams stay in their files. What CUDA
+    /// takes for itself, some 600 MiB with the code of all kernels, is not counted: on a GPU, it is taken
+    /// before its free memory is asked for.
     #[arg(long, value_name = "BYTES", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
     pub memory_limit: Option<Bytes>,
 }

@@ -58,7 +58,8 @@ pub struct PolicyArgs {
     /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing but last bits).
     ///
     /// The last are those of a window of the model, of which there are 32 in the demo model: step-tail
-    /// drops nothing from chunks up to that, and no policy from prompts up to that.
+    /// drops nothing from chunks up to that, and no policy from prompts up to that. On a GPU, chunks below
+    /// --trim-threshold drop nothing in piecewise graphs, which changes texts of step-tail.
     #[arg(
         long,
         value_name = "POLICY",

@@ -117,8 +117,8 @@ pub(crate) fn pace(tokens: usize, time: Duration) -> String {
 
 /// Seconds with two decimals, below one in milliseconds.
 pub(crate) fn seconds(time: Duration) -> String {
-    if time < Duration::from_secs(1) {
-        format!("{} ms", time.as_millis())
+    if time < Duration::from_micros(999_500) {
+        format!("{:.0} ms", time.as_secs_f64() * 1e3)
     } else {
         format!("{:.2} s", time.as_secs_f64())
     }

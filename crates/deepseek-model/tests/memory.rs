@@ -226,8 +226,8 @@ fn graphs_that_make_no_sense_are_refused_before_loading() {
         }),
     ];
     insta::assert_snapshot!(texts.join("\n"), @r"
-    graphs of steps: graph size 64 exceeds the 32 rows that the buffers hold
-    graphs of the replay layers: graph size 65 exceeds the 64 rows that the buffers hold
+    graphs of steps: graph size 64 is above 32, the most rows that a graph may have
+    graphs of the replay layers: graph size 65 is above 64, the most rows that a graph may have
     the trim threshold must exceed the sliding window of 32 rows, got 32
     ");
 }

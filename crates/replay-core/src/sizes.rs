@@ -108,11 +108,11 @@ pub enum CaptureSizesError {
     #[error("a graph must hold at least one row, got size 0")]
     Zero,
     /// The runner's buffers are smaller.
-    #[error("graph size {size} exceeds the {max_rows} rows that the buffers hold")]
+    #[error("graph size {size} is above {max_rows}, the most rows that a graph may have")]
     AboveBuffers {
         /// The refused size, in rows.
         size: u32,
-        /// Rows that the buffers hold.
+        /// Rows that a graph may have.
         max_rows: u32,
     },
 }

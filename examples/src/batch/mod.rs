@@ -151,7 +151,7 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     };
     let drawn = requests.iter().any(|r| !r.engine.sampling.is_greedy());
     notes.extend(recommended.note(&args.model.model, drawn));
-    notes.extend(args.graphs.idle(args.model.device));
+    notes.extend(args.graphs.idle(args.model.device, None));
     let groups = Group::all(&requests, |index| results.has(index));
     let plans = groups
         .iter()

@@ -88,7 +88,8 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let notes = [
         args.exposed(address),
         recommended.note(dir, true),
-        args.graphs.idle(args.model.device),
+        args.graphs
+            .idle(args.model.device, Some(args.policy.replay)),
         template
             .as_ref()
             .err()

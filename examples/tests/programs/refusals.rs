@@ -95,8 +95,8 @@ fn graphs_that_make_no_sense_are_refused_before_loading() {
         let flags = [&["--prompt", "a"], flags].concat();
         generate_on(model, &flags, "").refused()
     };
-    insta::assert_snapshot!(refuse(&["--capture-sizes", "64", "--max-captured-tokens", "32"]), @"--capture-sizes, --max-captured-tokens: graphs of steps: graph size 64 exceeds the 32 rows that the buffers hold");
-    insta::assert_snapshot!(refuse(&["--capture-sizes", "64", "--replay-capture-sizes", "65"]), @"--replay-capture-sizes: graphs of the replay layers: graph size 65 exceeds the 64 rows that the buffers hold");
+    insta::assert_snapshot!(refuse(&["--capture-sizes", "64", "--max-captured-tokens", "32"]), @"--capture-sizes, --max-captured-tokens: graphs of steps: graph size 64 is above 32, the most rows that a graph may have");
+    insta::assert_snapshot!(refuse(&["--capture-sizes", "64", "--replay-capture-sizes", "65"]), @"--replay-capture-sizes: graphs of the replay layers: graph size 65 is above 64, the most rows that a graph may have");
     insta::assert_snapshot!(refuse(&["--trim-threshold", "32"]), @"--trim-threshold 32: the trim threshold must exceed the sliding window of 32 rows, got 32");
 }
 

@@ -82,7 +82,8 @@ impl<'a> Demand<'a> {
             .iter()
             .fold(0, |sum: usize, &len| sum.saturating_add(len));
         // Prefill rows of some prompts, and a decode row of each of the others.
-        let rows = all.min(generate.chunk.get()).saturating_add(prompts.len());
+        let others = prompts.len().saturating_sub(1);
+        let rows = all.min(generate.chunk.get()).saturating_add(others);
         let longest = prompts.iter().copied().max().unwrap_or(0);
         Self {
             config,
