@@ -80,6 +80,11 @@ impl PolicyArgs {
 /// A failure of the model, with the flag that is to blame: `policy`, which chose the replay policy, if
 /// the model cannot replay, and `size` if there is too little memory.
 pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
+    if error.is_out_of_device_memory() {
+        return anyhow::Error::from(error).context(format!(
+            "{size}: the GPU has no memory left (other programs on it take some, too)"
+        ));
+    }
     let flag = match &error {
         Error::Unsupported(_) => Some(policy),
         Error::Step(StepError::Memory { .. }) | Error::Cache(CacheError::TooLarge { .. }) => {
@@ -262,6 +267,11 @@ mod tests {
         insta::assert_snapshot!(
             text(replay_core::Unsupported::NoKvSource.into()),
             @"--replay exact: no replay: the model has no KV-source layer"
+        );
+        let full = candle_core::Error::Msg("DriverError(CUDA_ERROR_OUT_OF_MEMORY)".to_owned());
+        insta::assert_snapshot!(
+            text(full.into()),
+            @"--chunk 8192: the GPU has no memory left (other programs on it take some, too): DriverError(CUDA_ERROR_OUT_OF_MEMORY)"
         );
         let available = Some(6000);
         let memory = StepError::Memory {

@@ -123,6 +123,19 @@ pub enum Error {
     Candle(#[from] candle_core::Error),
 }
 
+impl Error {
+    /// Whether a GPU had no memory left, for a tensor, a library or a graph. Each of these says so in its
+    /// own words, which only the text of the causes has in common.
+    pub fn is_out_of_device_memory(&self) -> bool {
+        const WORDS: [&str; 2] = ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"];
+        let error: &dyn std::error::Error = self;
+        std::iter::successors(Some(error), |error| error.source()).any(|cause| {
+            let text = format!("{cause} {cause:?}");
+            WORDS.iter().any(|words| text.contains(words))
+        })
+    }
+}
+
 impl From<crate::engine::EngineError> for Error {
     fn from(error: crate::engine::EngineError) -> Self {
         match error {

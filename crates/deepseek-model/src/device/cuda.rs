@@ -22,7 +22,12 @@ pub(super) fn gather(ordinal: usize) -> Result<(DeviceFacts, Option<Arc<CudaCont
     let context = (ordinal < gpus)
         .then(|| CudaContext::new(ordinal))
         .transpose()
-        .map_err(failed("cannot open", ordinal))?;
+        .map_err(|error| match error {
+            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+                DeviceError::NoMemory { ordinal }
+            }
+            error => failed("cannot open", ordinal)(error),
+        })?;
     let gpu = context.as_deref().map(gpu).transpose();
     let facts = DeviceFacts {
         ordinal,

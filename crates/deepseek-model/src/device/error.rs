@@ -65,6 +65,15 @@ pub enum DeviceError {
         /// What the kernels were built for.
         arch: Arch,
     },
+    /// Other programs hold its memory.
+    #[error(
+        "GPU {ordinal} has no memory left for what CUDA itself takes, some 600 MiB: other programs hold it \
+         (nvidia-smi lists them)"
+    )]
+    NoMemory {
+        /// The GPU's number.
+        ordinal: usize,
+    },
     /// The driver fails at something else.
     #[error("{what} GPU {ordinal}: {status}")]
     Driver {

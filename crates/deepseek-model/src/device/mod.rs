@@ -20,7 +20,7 @@ pub use error::DeviceError;
 pub use facts::{DeviceFacts, DeviceMemory, GpuFacts};
 pub use target::{Arch, KernelTarget, Version};
 
-use crate::{Result, ops::kernel_text};
+use crate::{Error, Result, ops::kernel_text};
 
 /// Opens GPU number `ordinal`, on a stream of its own: work on the legacy default stream cannot be
 /// captured in graphs.
@@ -31,7 +31,10 @@ pub fn open_cuda(ordinal: usize) -> Result<Device> {
     // The context is held until the device has its own hold of it: to make it twice takes long.
     let (facts, _context) = cuda::gather(ordinal)?;
     facts.check(&KernelTarget::of(kernel_text()))?;
-    Ok(Device::new_cuda_with_stream(ordinal)?)
+    Device::new_cuda_with_stream(ordinal).map_err(|error| match Error::from(error) {
+        error if error.is_out_of_device_memory() => DeviceError::NoMemory { ordinal }.into(),
+        error => error,
+    })
 }
 
 /// Begins [`DeviceMemory::peak`] anew, from what is in use now. Nothing happens on a CPU.
