@@ -1,13 +1,18 @@
 //! Checks of runs with cache rounding against the reference, the same on every device.
 
-use deepseek_model::{LogitRows, Model, ReplayPolicy};
+use std::num::NonZeroU32;
+
+use deepseek_model::{CacheOptions, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest};
 
 use super::reference::{CHUNKINGS, POLICIES, keeping};
-use super::{Expected, Lone, assert_close, difference};
+use super::{Expected, Lone, assert_close, difference, flat};
 
 /// Ways to cut the prompt whose sums run in different orders, so that each is another draw of the
 /// last bits.
 const DRAWS: [&[usize]; 6] = [&[80], &[20; 4], &[5; 16], &[1; 80], &[40; 2], &[10; 8]];
+
+/// Rows of another request in each chunk's step: with them it has few rows, or more than that.
+const BESIDE: [usize; 3] = [1, 8, 33];
 
 /// Whether a run reproduces every row `[row, width]` to within its spread: how far the reference itself
 /// moves under last-bit noise on the weights. A row whose spread is infinite follows a changed id, and
@@ -79,7 +84,8 @@ fn check_quantised_policy(
     let sure = spread.iter().take_while(|s| s.is_finite()).count();
     let spread = if has_steps { &spread } else { &spread[..1] };
     // Other chunkings are other draws of the same value, except under `StepTail`, where one chunk
-    // is `PromptTail` in any chunking and several chunks are a value of their own.
+    // is `PromptTail` in any chunking and several chunks are a value of their own. Those are drawn
+    // again beside rows of another request, with which products sum in another order.
     let draws: Vec<(ReplayPolicy, &[usize])> = match (policy, label) {
         (ReplayPolicy::StepTail, "one") => {
             DRAWS.map(|draw| (ReplayPolicy::PromptTail, draw)).to_vec()
@@ -87,12 +93,61 @@ fn check_quantised_policy(
         (ReplayPolicy::StepTail, _) => Vec::new(),
         _ => DRAWS.map(|draw| (policy, draw)).to_vec(),
     };
-    let mut runs = std::iter::once((policy, chunks)).chain(draws);
-    let found = runs.any(|(policy, chunks)| {
-        let mut run = Lone::new(model, policy, tokens.len());
-        let first = run.prefill(&tokens, chunks);
+    let beside = if draws.is_empty() { &BESIDE[..] } else { &[] };
+    let alone = std::iter::once((policy, chunks)).chain(draws);
+    let mut runs = alone
+        .map(|(policy, chunks)| (policy, chunks, 0))
+        .chain(beside.iter().map(|others| (policy, chunks, *others)));
+    let found = runs.any(|(policy, chunks, others)| {
+        let (mut run, first) = prefill_beside(model, policy, &tokens, chunks, others);
         let (got_ids, got) = run.generate(first, 16);
         got_ids[..sure] == ids[..sure] && reproduces(&got[..steps.len()], &steps, spread, tolerance)
     });
     assert!(found, "{what}: no run gives the reference's ids and rows");
+}
+
+/// A prompt in chunks, `others` rows of another request beside each; the logits of its last row.
+fn prefill_beside<'a>(
+    model: &'a Model,
+    policy: ReplayPolicy,
+    tokens: &[u32],
+    chunks: &[usize],
+    others: usize,
+) -> (Lone<'a>, Vec<f32>) {
+    let cache = model.new_cache(CacheOptions {
+        max_sequences: 2,
+        max_tokens: 2 * model.config().max_positions,
+        page_tokens: CacheOptions::PAGE_TOKENS,
+        policy,
+        sampled_rows: NonZeroU32::MIN,
+    });
+    let mut cache = cache.unwrap();
+    let options = |prompt_len| SequenceOptions {
+        prompt_len,
+        keeps_rows: false,
+    };
+    let id = cache.add(options(tokens.len())).unwrap();
+    let other = cache.add(options(others.max(1) * chunks.len())).unwrap();
+    let beside: Vec<_> = tokens.iter().rev().copied().cycle().take(others).collect();
+    let (mut start, mut last) = (0, Vec::new());
+    for &n in chunks {
+        let mut requests = vec![StepRequest {
+            sequence: id,
+            tokens: &tokens[start..start + n],
+            logits: LogitRows::None,
+        }];
+        start += n;
+        if start == tokens.len() {
+            requests[0].logits = LogitRows::Last;
+        }
+        if others > 0 {
+            requests.push(StepRequest {
+                sequence: other,
+                tokens: &beside,
+                logits: LogitRows::None,
+            });
+        }
+        last = flat(&model.forward(&requests, &mut cache).unwrap().logits);
+    }
+    (Lone { model, cache, id }, last)
 }
