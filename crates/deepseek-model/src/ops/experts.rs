@@ -36,7 +36,7 @@ struct Job<'a> {
 
 /// `shared[row] + Σ_k weight · expert_k(x[row])`, `[rows, h]`, summed in f32 in the order of the
 /// choices, whatever the rest of the batch. The products themselves may sum in another order where
-/// an expert has another number of rows.
+/// an expert has another number of rows, as `matmul_nt` says.
 ///
 /// `x` and `shared` are `[rows, h]`, `ids` (u32) and `weights` are `[rows, k]`.
 pub(crate) fn routed_experts(

@@ -1,7 +1,10 @@
-//! Matrix products on slices: the `gemm` crate (the one candle uses) behind checked bounds.
+//! Matrix products on slices: the `gemm` crate (the one candle uses) behind checked bounds, and for
+//! few rows the kernel beside it.
 //!
 //! The tile loops of attention, index scoring and the experts multiply pieces of scratch memory
 //! inside their own parallel loops; a tensor per piece would cost more than the product.
+
+use super::few;
 
 /// A row-major matrix inside a slice: `rows` x `cols`, `stride` elements from row to row.
 #[derive(Clone, Copy)]
@@ -38,6 +41,21 @@ impl<'a> Mat<'a> {
     pub(crate) fn dense(data: &'a [f32], rows: usize, cols: usize) -> Self {
         Self::new(data, rows, cols, cols)
     }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// # Panics
+    /// If there is no such row.
+    pub(super) fn row(&self, row: usize) -> &'a [f32] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        &self.data[row * self.stride..][..self.cols]
+    }
 }
 
 /// Whether a product may spread over the thread pool.
@@ -51,6 +69,9 @@ pub(crate) enum Threads {
 
 /// `dst = a · bᵀ`: `a` is `[m, k]`, `b` is `[n, k]`, `dst` is `[m, n]` with rows `dst_stride` apart.
 ///
+/// A few rows are multiplied by `few`, where the sums of a row do not depend on how many there are;
+/// from one of the cases (one row, few, more) to another the order of sums differs.
+///
 /// # Panics
 /// If the inner sizes differ or `dst` is too short.
 pub(crate) fn matmul_nt(
@@ -61,6 +82,11 @@ pub(crate) fn matmul_nt(
     threads: Threads,
 ) {
     assert_eq!(a.cols, b.cols, "inner sizes differ");
+    if few::ROWS.contains(&a.rows) {
+        check_output(dst, dst_stride, a.rows, b.rows);
+        few::product(dst, dst_stride, a, b, threads);
+        return;
+    }
     product(
         dst,
         dst_stride,
@@ -106,11 +132,7 @@ fn product(
     threads: Threads,
 ) {
     let m = a.rows;
-    assert!(n <= dst_stride || m <= 1, "output rows overlap");
-    assert!(
-        m == 0 || dst.len() >= (m - 1) * dst_stride + n,
-        "output exceeds its slice"
-    );
+    check_output(dst, dst_stride, m, n);
     if m == 0 || n == 0 {
         return;
     }
@@ -144,6 +166,14 @@ fn product(
             parallelism,
         );
     }
+}
+
+fn check_output(dst: &[f32], stride: usize, rows: usize, cols: usize) {
+    assert!(cols <= stride || rows <= 1, "output rows overlap");
+    assert!(
+        rows == 0 || dst.len() >= (rows - 1) * stride + cols,
+        "output exceeds its slice"
+    );
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod cuda;
 mod engram;
 mod experts;
 mod faults;
+mod few;
 mod fp;
 mod gemm;
 mod index;
