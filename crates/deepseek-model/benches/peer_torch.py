@@ -14,9 +14,6 @@ import argparse
 import json
 import time
 
-import torch
-import torch.nn.functional as F
-
 # Of flash-slice.json; a test compares them.
 GEOMETRY = {
     "vocab_size": 129280,
@@ -48,13 +45,24 @@ EPS = 1e-20
 BLOCK = 1024
 RUNS = 7
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--json")
-parser.add_argument("--rows", default="1024,8192")
-parser.add_argument("--decode", default="1x1024,8x1024,32x1024,1x32768,8x32768")
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("--json", metavar="FILE", help="write all figures there")
+parser.add_argument("--rows", default="1024,8192", help="rows of prompts [%(default)s]")
+parser.add_argument(
+    "--decode",
+    default="1x1024,8x1024,32x1024,1x32768,8x32768",
+    help="sequences x context of decode steps [%(default)s]",
+)
 parser.add_argument("--tiny", action="store_true", help="small layers, to try the script out")
 parser.add_argument("--cpu", action="store_true", help="without a GPU, and without graphs")
 args = parser.parse_args()
+try:
+    import torch
+    import torch.nn.functional as F
+except ModuleNotFoundError:
+    parser.error("needs PyTorch, and finds no module of the name torch")
 g = dict(GEOMETRY)
 if args.tiny:
     g.update(

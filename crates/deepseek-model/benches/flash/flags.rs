@@ -1,9 +1,10 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use candle_core::Device;
 use deepseek_model::ReplayPolicy;
 
@@ -16,17 +17,17 @@ Measures DeepSeek-V4.1-Flash's geometry with random weights on a CUDA device.
 What matters most is measured first; what would end after the budget is skipped and listed.
 
   --budget SECONDS   what the whole run may take, with drawing the weights (default 900)
-  --lengths LIST     lengths of prompts, such as 1K,32K
-  --policies LIST    of off, prompt-tail, step-tail, exact
-  --contexts LIST    contexts that are decoded after; `none`: no decode
-  --batches LIST     sequences that are decoded at once
-  --serving LIST     requests that are served at once; `none`: nothing is served
-  --graphs LIST      of off, on
-  --chunk ROWS       rows of a prompt that one step takes (default 8K)
+  --lengths LIST     lengths of prompts, such as 1K,32K, up to 1024K (default 1K,4K,8K,32K,128K)
+  --policies LIST    of off, prompt-tail, step-tail, exact (default all)
+  --contexts LIST    contexts that are decoded after (default 1K,32K,128K); `none`: no decode
+  --batches LIST     sequences that are decoded at once (default 1,8,32)
+  --serving LIST     requests that are served at once (default 32,64); `none`: nothing is served
+  --graphs LIST      of off, on (default both)
+  --chunk ROWS       rows of a prompt that one step takes (default 8K, tiny 128)
   --json FILE        write all figures there, after each measurement
   --svg FILE         draw time to first token there
   --peer FILE        print what peer_torch.py wrote there beside it
-  --seed NUMBER      of weights and prompts (default 1)
+  --seed NUMBER      of weights (default 1); prompts are always the same
   --tiny             a model of nine small layers, on the CPU where there is no CUDA device
 ";
 
@@ -51,7 +52,7 @@ pub(crate) struct Flags {
 
 impl Flags {
     /// Reads the words after the program's name.
-    pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Self> {
+    pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Self> {
         let mut flags = Self {
             budget: Duration::from_secs(900),
             lengths: Vec::new(),
@@ -68,9 +69,13 @@ impl Flags {
             tiny: false,
             help: false,
         };
-        let mut words = words.into_iter();
+        let mut words = words.into_iter().map(|word| {
+            let text = word.into_string();
+            text.map_err(|word| anyhow!("expected text in UTF-8, got {}", word.display()))
+        });
         while let Some(word) = words.next() {
-            let mut value = || words.next().context("expected a value, got none");
+            let word = word?;
+            let mut value = || words.next().context("expected a value, got none")?;
             flags
                 .take(&word, &mut value)
                 .with_context(|| word.clone())?;

@@ -33,7 +33,7 @@ use anyhow::Result;
 use flags::Flags;
 
 fn main() -> ExitCode {
-    let flags = Flags::parse(std::env::args().skip(1));
+    let flags = Flags::parse(std::env::args_os().skip(1));
     match flags.and_then(|flags| run(&flags, &mut std::io::stdout().lock())) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -42,6 +42,18 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes the drawing, if one is asked for.
+fn draw(record: &record::Record, flags: &Flags) -> Result<()> {
+    let Some(file) = &flags.svg else {
+        return Ok(());
+    };
+    if let Some(drawing) = plot::svg(record) {
+        return record::write(file, &drawing);
+    }
+    eprintln!("nothing to draw: of no length was `off` measured without graphs");
+    Ok(())
 }
 
 /// Measures what the flags ask for; whether all that was tried could be measured.
@@ -58,6 +70,10 @@ pub(crate) fn run(flags: &Flags, out: &mut dyn Write) -> Result<bool> {
     let rates = rates::measure(&device, flags.tiny)?;
     pace.rates(&rates);
     let mut record = record::Record::new(flags, &geometry, &config, &device, rates)?;
+    // Files that cannot be written are no surprise at the end.
+    for file in flags.json.iter().chain(&flags.svg) {
+        record::check(file)?;
+    }
     let model = model::build(config, &device, flags.seed, &mut record)?;
     for task in tasks::in_order(&geometry) {
         let done = match task {
@@ -69,12 +85,11 @@ pub(crate) fn run(flags: &Flags, out: &mut dyn Write) -> Result<bool> {
         // After each: what is measured is kept however the run ends.
         record.save(flags.json.as_deref())?;
     }
+    // Before the tables, which a reader may not take.
+    draw(&record, flags)?;
     report::print(&record, out)?;
     if let Some(peer) = peer {
         peer.print(&record, out)?;
-    }
-    if let Some(file) = &flags.svg {
-        std::fs::write(file, plot::svg(&record))?;
     }
     Ok(record.failed.is_empty())
 }

@@ -9,6 +9,8 @@ use super::{geometry::short, prefill::Prefill, record::Record};
 const COLOURS: [&str; 6] = [
     "#4c72b0", "#dd8452", "#937860", "#55a868", "#8c8c8c", "#c44e52",
 ];
+/// What no phase has: the host's time between steps.
+const HOST: &str = "#dddddd";
 const LEFT: f64 = 170.0;
 const WIDTH: f64 = 460.0;
 const BAR: f64 = 16.0;
@@ -16,8 +18,8 @@ const GAP: f64 = 5.0;
 const GROUP: f64 = 16.0;
 const TOP: f64 = 52.0;
 
-/// The drawing, of what ran without graphs; of lengths that `off` was measured at.
-pub(crate) fn svg(record: &Record) -> String {
+/// The drawing, of what ran without graphs, of lengths that `off` was measured at; `None` of none.
+pub(crate) fn svg(record: &Record) -> Option<String> {
     let mut lengths: Vec<usize> = record.prefill.iter().map(|p| p.case.length).collect();
     lengths.sort_unstable();
     lengths.dedup();
@@ -26,8 +28,7 @@ pub(crate) fn svg(record: &Record) -> String {
         let of_length = record.prefill.iter();
         let of_length = of_length.filter(|p| p.case.length == length && !p.case.graphs);
         let bars: Vec<&Prefill> = of_length.collect();
-        let off = bars.iter().find(|bar| bar.case.policy == ReplayPolicy::Off);
-        let Some(off) = off.map(|off| off.ttft.median) else {
+        let Some(off) = off_of(record, length) else {
             continue;
         };
         text(
@@ -43,7 +44,12 @@ pub(crate) fn svg(record: &Record) -> String {
         }
         y += GROUP;
     }
-    let (width, height) = (LEFT + WIDTH + 130.0, y + 8.0);
+    let longest = record.prefill.iter().filter_map(|bar| {
+        let off = off_of(record, bar.case.length)?;
+        (!bar.case.graphs).then_some(bar.ttft.median / off)
+    });
+    let longest = longest.fold(1.0, f64::max);
+    let (width, height) = (LEFT + WIDTH * longest + 130.0, y + 8.0);
     let mut head = String::new();
     text(
         &mut head,
@@ -51,16 +57,26 @@ pub(crate) fn svg(record: &Record) -> String {
         18.0,
         "start",
         &format!(
-            "Time to first token, as a share of off: {} on {}",
+            "Time to first token without graphs, as a share of off: {} on {}",
             record.name, record.device
         ),
     );
     legend(&mut head);
-    format!(
+    let drawing = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{head}{body}</svg>\n"
-    )
+    );
+    (y > TOP).then_some(drawing)
+}
+
+/// Seconds of `off` at a length, without graphs.
+fn off_of(record: &Record, length: usize) -> Option<f64> {
+    let off = record.prefill.iter().find(|bar| {
+        let case = bar.case;
+        (case.length, case.policy, case.graphs) == (length, ReplayPolicy::Off, false)
+    });
+    off.map(|off| off.ttft.median)
 }
 
 fn draw(body: &mut String, y: f64, bar: &Prefill, off: f64) {
@@ -80,10 +96,9 @@ fn draw(body: &mut String, y: f64, bar: &Prefill, off: f64) {
         }
         x += width;
     }
-    // What no phase has: the host's time between steps.
     let end = LEFT + bar.ttft.median * scale;
     if end > x {
-        rect(body, [x, y, end - x, BAR], "#dddddd");
+        rect(body, [x, y, end - x, BAR], HOST);
     }
     let ms = bar.ttft.median * 1e3;
     let label = format!("{:.2}, {}", bar.ttft.median / off, time(ms));
@@ -105,6 +120,8 @@ fn legend(head: &mut String) {
         text(head, x + 14.0, 37.0, "start", name);
         x += 24.0 + 6.2 * name.len() as f64;
     }
+    rect(head, [x, 28.0, 10.0, 10.0], HOST);
+    text(head, x + 14.0, 37.0, "start", "host");
 }
 
 fn rect(to: &mut String, [x, y, width, height]: [f64; 4], colour: &str) {

@@ -1,5 +1,6 @@
 //! All that was measured, and what was not.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -7,6 +8,7 @@ use anyhow::{Context, Result};
 use candle_core::Device;
 use deepseek_model::{Config, Runner, device};
 use serde::Serialize;
+use tempfile::NamedTempFile;
 
 use super::{
     decode::Decode,
@@ -145,9 +147,36 @@ impl Record {
         let Some(file) = file else {
             return Ok(());
         };
-        let text = serde_json::to_string_pretty(self)?;
-        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+        write(file, &serde_json::to_string_pretty(self)?)
     }
+}
+
+/// A file that takes the place of `file` once it is written.
+fn beside(file: &Path) -> std::io::Result<NamedTempFile> {
+    if file.is_dir() {
+        return Err(std::io::ErrorKind::IsADirectory.into());
+    }
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))
+}
+
+/// Whether a file can be written; leaves it as it is.
+pub(crate) fn check(file: &Path) -> Result<()> {
+    let made = beside(file).map(|_| ());
+    made.with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Writes a file whole or not at all: what was there before is lost to no interruption.
+pub(crate) fn write(file: &Path, text: &str) -> Result<()> {
+    let written = || -> std::io::Result<()> {
+        let mut beside = beside(file)?;
+        beside.write_all(text.as_bytes())?;
+        beside.persist(file)?;
+        Ok(())
+    };
+    written().with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Most bytes that tensors have taken since [`device::reset_peak`], graphs' own left out.

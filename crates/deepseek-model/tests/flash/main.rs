@@ -12,7 +12,7 @@ use flash::flags::Flags;
 
 fn flags(words: &[&str]) -> Flags {
     let words = ["--tiny"].iter().chain(words);
-    Flags::parse(words.map(|&word| word.to_owned())).unwrap()
+    Flags::parse(words.map(|&word| word.into())).unwrap()
 }
 
 /// All of it, and what it writes.
@@ -86,6 +86,43 @@ fn without_a_budget_everything_is_skipped() {
         "{printed}"
     );
     assert!(printed.contains("skipped: prompt of 1K, off, graphs on: about"));
+}
+
+/// A file that cannot be written is refused before anything is measured, and by its name; nothing to draw
+/// leaves an old drawing as it is.
+#[test]
+fn files_are_written_whole_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let short = ["--lengths", "16", "--contexts", "none", "--serving", "none"];
+    for flag in ["--json", "--svg"] {
+        let none = folder.path().join("no/such/folder");
+        let words = [&short[..], &[flag, none.to_str().unwrap()]].concat();
+        let mut printed = Vec::new();
+        let refused = flash::run(&flags(&words), &mut printed).unwrap_err();
+        let refused = format!("{refused:#}");
+        assert!(
+            refused.starts_with(&format!("cannot write {}: ", none.display())),
+            "{refused}"
+        );
+        assert!(printed.is_empty());
+    }
+    let svg = folder.path().join("old.svg");
+    std::fs::write(&svg, "old").unwrap();
+    let mut words = [
+        &short[..],
+        &["--policies", "exact", "--svg", svg.to_str().unwrap()],
+    ]
+    .concat();
+    flash::run(&flags(&words), &mut Vec::new()).unwrap();
+    assert_eq!(std::fs::read_to_string(&svg).unwrap(), "old");
+    words[7] = "off";
+    flash::run(&flags(&words), &mut Vec::new()).unwrap();
+    assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg"));
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        1,
+        "nothing beside it"
+    );
 }
 
 /// What PyTorch took stands beside what was measured of the same, and the rest is left empty.
@@ -173,7 +210,7 @@ fn bad_flags_are_refused() {
         ("--graphs", "all", "expected on or off"),
         ("--tables", "x", "no such flag"),
     ] {
-        let words = [flag, value].map(str::to_owned);
+        let words = [flag, value].map(Into::into);
         let error = format!("{:#}", Flags::parse(words).unwrap_err());
         assert!(
             error.starts_with(flag) && error.contains(refusal),
