@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::error::Violation;
+use super::{error::Violation, json};
 
 /// Largest number of repeated parts (heads, experts, iterations).
 ///
@@ -17,7 +17,8 @@ pub(super) const MAX_WIDTH: usize = i32::MAX as usize;
 /// absent.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
-    prefix: String,
+    /// The object's own key; empty for that of the file.
+    path: String,
     violations: &'a mut Vec<Violation>,
 }
 
@@ -25,7 +26,7 @@ impl<'a> Fields<'a> {
     pub(super) fn new(map: &'a Map<String, Value>, violations: &'a mut Vec<Violation>) -> Self {
         Self {
             map,
-            prefix: String::new(),
+            path: String::new(),
             violations,
         }
     }
@@ -37,10 +38,10 @@ impl<'a> Fields<'a> {
         match self.get(key)? {
             Value::Object(map) if map.is_empty() => None,
             Value::Object(map) => {
-                let prefix = format!("{}{key}.", self.prefix);
+                let path = self.name(key);
                 Some(Fields {
                     map,
-                    prefix,
+                    path,
                     violations: self.violations,
                 })
             }
@@ -54,6 +55,16 @@ impl<'a> Fields<'a> {
     /// All keys that are there, whatever they hold.
     pub(super) fn names(&self) -> impl Iterator<Item = &'a String> + use<'a> {
         self.map.keys()
+    }
+
+    /// Whether the key holds an object.
+    pub(super) fn holds_object(&self, key: &str) -> bool {
+        self.get(key).is_some_and(Value::is_object)
+    }
+
+    /// The object's own key, dotted if nested; empty for that of the file.
+    pub(super) fn path(&self) -> &str {
+        &self.path
     }
 
     /// Whether the key is there and not `null`.
@@ -189,9 +200,20 @@ impl<'a> Fields<'a> {
         self.violations.push(violation);
     }
 
+    /// Notes every key that is not `known`, since it would be passed over. `why` is an end of "expected
+    /// no such key".
+    pub(super) fn only(&mut self, known: impl Fn(&str) -> bool, why: &str) {
+        let expected = format!("no such key {why}");
+        for (key, value) in self.map {
+            if !value.is_null() && !known(key) {
+                self.note(Violation::value(&self.name(key), &expected, value));
+            }
+        }
+    }
+
     /// The key as violations name it.
     pub(super) fn name(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
+        json::dotted(&self.path, key)
     }
 
     fn get(&self, key: &str) -> Option<&'a Value> {

@@ -45,11 +45,11 @@ pub(crate) fn parse(text: &[u8]) -> Result<Json, Stopped> {
 }
 
 /// The key `name` of the object at `key`: dotted, and quoted where a dot or anything else in it
-/// could be taken for something else.
+/// could be taken for something else. No longer than a message shows.
 pub(crate) fn dotted(key: &str, name: &str) -> String {
     let mut dotted = key.to_owned();
     push(&mut dotted, name);
-    dotted
+    shortened(&dotted)
 }
 
 /// A key without its middle if it is very long: nesting may be 127 levels deep.

@@ -322,6 +322,15 @@ fn scales(f: &mut Fields<'_>, text: &Map<String, Value>) {
     });
 }
 
+/// The keys that say which channels rotate.
+pub(super) const CHANNELS: [&str; 5] = [
+    "partial_rotary_factor",
+    "rotary_pct",
+    "rotary_percent",
+    "rope_pct",
+    "rotary_dim",
+];
+
 /// Keys that say which channels rotate, as a number or as a share: `qk_rope_head_dim` says it here. A
 /// share of 1 is that of the channels that rotate.
 pub(super) fn rotated_channels(f: &mut Fields<'_>, text: &Map<String, Value>) {
@@ -331,19 +340,15 @@ pub(super) fn rotated_channels(f: &mut Fields<'_>, text: &Map<String, Value>) {
     };
     let share = rotated / all;
     let expected = format!("qk_rope_head_dim / head_dim ({share}), or 1");
-    for key in [
-        "partial_rotary_factor",
-        "rotary_pct",
-        "rotary_percent",
-        "rope_pct",
-    ] {
+    let [shares @ .., width] = CHANNELS;
+    for key in shares {
         f.optional(key, &expected, (), |v| {
             let found = v.as_f64()?;
             (found == 1.0 || (found - share).abs() < 1e-6).then_some(())
         });
     }
     let expected = format!("qk_rope_head_dim ({rotated})");
-    f.optional("rotary_dim", &expected, (), |v| {
+    f.optional(width, &expected, (), |v| {
         (v.as_f64()? == rotated).then_some(())
     });
 }

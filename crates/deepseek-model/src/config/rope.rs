@@ -2,11 +2,15 @@
 //!
 //! Released files have `rope_theta`, `compress_rope_theta` and `rope_scaling`. Newer tools write
 //! `rope_parameters`, with the bases in it: either flat, or as `main` for window KV and `compress` for
-//! compressed KV, which alone is stretched. What is said twice must be the same.
+//! compressed KV, which alone is stretched. What is said twice must be the same, and what has no meaning
+//! where it stands is refused: it would be passed over.
 
 use serde_json::{Map, Value};
 
-use super::{Violation, Yarn, fields::Fields, neutral};
+use super::{Violation, Yarn, fields::Fields, json, neutral};
+
+/// Keys that one violation lists at most.
+const MAX_NAMES: usize = 8;
 
 /// What a file says of rotation; `None` where a violation was noted.
 pub(super) struct Rope {
@@ -25,14 +29,10 @@ impl Rope {
         for key in ["rope_scaling", "rope_parameters"] {
             let Some(mut f) = f.object(key) else { continue };
             if f.has("main") || f.has("compress") {
-                if let Some(mut main) = f.object("main") {
-                    said.theta.add(&mut main, "rope_theta");
-                    unstretched(&mut main, text);
-                }
-                if let Some(mut compress) = f.object("compress") {
-                    said.compress_theta.add(&mut compress, "rope_theta");
-                    said.stretch(&mut compress, text);
-                }
+                said.parts(&mut f, text);
+            } else if let Some(names) = objects(&f) {
+                let expected = "the keys of one rotation, or \"main\" and \"compress\"";
+                f.note(Violation::new(key, expected, names));
             } else {
                 said.bases(&mut f);
                 said.stretch(&mut f, text);
@@ -56,16 +56,21 @@ struct Said {
 
 /// What an object says of stretching.
 struct Stretch {
-    /// Of the object's keys.
-    prefix: String,
+    /// The object's key.
+    path: String,
     /// The key of its type.
     kind_key: &'static str,
     /// `None` for the type `default`.
     yarn: Option<Yarn>,
 }
 
-/// Keys of an object that are about rotation alone.
-const UNSTRETCHED: [&str; 3] = ["rope_theta", "compress_rope_theta", "partial_rotary_factor"];
+const BASES: [&str; 2] = ["rope_theta", "compress_rope_theta"];
+const TYPES: [&str; 2] = ["rope_type", "type"];
+
+/// Whether a key of an object is about rotation alone, not about how it is stretched.
+fn unstretching(key: &str) -> bool {
+    BASES.contains(&key) || neutral::CHANNELS.contains(&key)
+}
 
 impl Said {
     fn bases(&mut self, f: &mut Fields<'_>) {
@@ -73,13 +78,44 @@ impl Said {
         self.compress_theta.add(f, "compress_rope_theta");
     }
 
+    /// An object with an object for window KV, one for compressed KV, or both.
+    fn parts(&mut self, f: &mut Fields<'_>, text: &Map<String, Value>) {
+        if let Some(mut main) = f.object("main") {
+            self.bases(&mut main);
+            unstretched(&mut main, text);
+        }
+        if let Some(mut compress) = f.object("compress") {
+            for key in BASES {
+                self.compress_theta.add(&mut compress, key);
+            }
+            self.stretch(&mut compress, text);
+        }
+        self.bases(f);
+        neutral::rotated_channels(f, text);
+        let known = |key: &str| ["main", "compress"].contains(&key) || unstretching(key);
+        f.only(known, "beside \"main\" and \"compress\"");
+    }
+
     /// An object that says how rotation is stretched, if it says so at all.
     fn stretch(&mut self, f: &mut Fields<'_>, text: &Map<String, Value>) {
         neutral::rotated_channels(f, text);
-        if f.names().any(|key| !UNSTRETCHED.contains(&key.as_str())) {
+        if f.names().any(|key| !unstretching(key)) {
             self.stretches.extend(stretch(f));
         }
     }
+}
+
+/// The keys of an object that hold objects, where there are any: other families have one for each type
+/// of layer.
+fn objects(f: &Fields<'_>) -> Option<String> {
+    let objects = f.names().filter(|key| f.holds_object(key));
+    let names: Vec<String> = objects.map(|key| json::dotted("", key)).collect();
+    let more = names.len().saturating_sub(MAX_NAMES);
+    let mut text = names[..names.len() - more].join(", ");
+    if more > 0 {
+        text += ", ..";
+    }
+    (!names.is_empty()).then_some(text)
 }
 
 /// A base by each key that says it; `None` for one that is no base.
@@ -119,9 +155,13 @@ impl Bases {
 /// Window KV is rotated as it is.
 fn unstretched(f: &mut Fields<'_>, text: &Map<String, Value>) {
     neutral::rotated_channels(f, text);
-    for key in ["rope_type", "type"] {
-        let expected = "\"default\" (window KV is not stretched)";
-        f.optional(key, expected, (), |v| (v == "default").then_some(()));
+    let expected = "\"default\" (window KV is not stretched)";
+    let default = |v: &Value| (v == "default").then_some(());
+    let types = TYPES.map(|key| f.optional(key, expected, (), default));
+    // What another type needs is no fault of its own.
+    if types.iter().all(Option::is_some) {
+        let known = |key: &str| TYPES.contains(&key) || unstretching(key);
+        f.only(known, "(window KV is not stretched)");
     }
 }
 
@@ -144,12 +184,14 @@ fn stretch(f: &mut Fields<'_>) -> Option<Stretch> {
         });
     }
     let yarn = if kind == "default" {
+        let known = |key: &str| TYPES.contains(&key) || unstretching(key);
+        f.only(known, "with the type \"default\"");
         None
     } else {
         Some(yarn(f)?)
     };
     Some(Stretch {
-        prefix: f.name(""),
+        path: f.path().to_owned(),
         kind_key,
         yarn,
     })
@@ -203,8 +245,8 @@ fn one_yarn(f: &mut Fields<'_>, said: Vec<Stretch>) -> Option<Yarn> {
     let first = said.next()?;
     for other in said {
         if let Some(([of_first, of_other], expected, found)) = difference(&first, &other) {
-            let expected = format!("{expected}, as {}{} has it", first.prefix, of_first);
-            let key = format!("{}{}", other.prefix, of_other);
+            let expected = format!("{expected}, as {}.{} has it", first.path, of_first);
+            let key = format!("{}.{}", other.path, of_other);
             f.note(Violation::new(&key, expected, found));
         }
     }

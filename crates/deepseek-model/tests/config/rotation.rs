@@ -142,3 +142,55 @@ fn contradictions_are_refused() {
     }
     insta::assert_snapshot!("rotation", report);
 }
+
+/// What stands in an object of rotation and means nothing there would be passed over, with results of
+/// another model.
+#[test]
+fn what_would_be_passed_over_is_refused() {
+    let main = json!({ "rope_theta": 10000 });
+    let compress = yarn(&json!({ "rope_theta": 160_000 }));
+    let beside = |more: Value| {
+        let mut all = json!({ "main": main, "compress": compress });
+        let keys = all.as_object_mut().unwrap();
+        keys.extend(more.as_object().unwrap().clone());
+        json!({ "rope_parameters": all })
+    };
+    let inside = |part: &str, key: &str, value: Value| {
+        let mut all = beside(json!({}));
+        all["rope_parameters"][part][key] = value;
+        all
+    };
+    // The same said again is no contradiction.
+    let same = json!({
+        "rope_theta": 1e4, "compress_rope_theta": 160_000, "partial_rotary_factor": 0.125,
+    });
+    assert_eq!(rotating(&beside(same)).unwrap(), parse(&release()).unwrap());
+
+    let bases = |scaling: Value| {
+        json!({
+            "rope_theta": 10000, "compress_rope_theta": 160_000, "rope_scaling": scaling,
+        })
+    };
+    let mut report = String::new();
+    for keys in [
+        beside(json!({ "rope_theta": 777 })),
+        beside(json!({ "compress_rope_theta": 777 })),
+        beside(json!({ "partial_rotary_factor": 0.5 })),
+        beside(json!({ "rope_type": "linear", "factor": 99 })),
+        bases(json!({ "main": main, "rope_type": "yarn", "factor": 99 })),
+        beside(json!({ "sliding_attention": { "rope_theta": 10000 } })),
+        inside("main", "compress_rope_theta", json!(5)),
+        inside("compress", "compress_rope_theta", json!(5)),
+        inside("main", "factor", json!(8)),
+        inside("main", "attention_factor", json!(2)),
+        inside("main", "mscale", json!(3)),
+        bases(json!({ "rope_type": "default", "factor": 4 })),
+        bases(json!({ "full_attention": main, "sliding_attention": main })),
+        bases(json!({ "x".repeat(100_000): main })),
+        inside("main", &"x".repeat(100_000), json!(1)),
+    ] {
+        let error = rotating(&keys).unwrap_err().to_string();
+        writeln!(report, "{error}").unwrap();
+    }
+    insta::assert_snapshot!("passed_over", report);
+}
