@@ -1,5 +1,6 @@
 //! The decoder's configuration: `config.json`, checked, with the per-layer schedule resolved.
 
+mod beside;
 mod check;
 mod error;
 mod fields;
@@ -7,6 +8,7 @@ pub(crate) mod file;
 pub(crate) mod json;
 mod load;
 mod neutral;
+mod per_layer;
 mod raw;
 mod rope;
 mod schedule;

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Violation, fields::Fields};
+use super::{fields::Fields, per_layer, rope};
 
 /// What a key may hold. It may also be absent or `null`.
 enum Neutral {
@@ -15,7 +15,7 @@ enum Neutral {
     Zero,
     /// 1.
     One,
-    /// 1, or a list of ones, one for each layer or part.
+    /// 1, or two of them, one for each of a layer's parts.
     Ones,
     False,
     True,
@@ -44,10 +44,9 @@ const KEYS: &[(Neutral, &str, &[&str])] = &[
         ],
     ),
     (
-        Ones,
+        One,
         "every layer has experts",
         &[
-            "moe_layer_freq",
             "decoder_sparse_step",
             "interleave_moe_layer_step",
             "moe_layer_interval",
@@ -108,7 +107,7 @@ const KEYS: &[(Neutral, &str, &[&str])] = &[
     ),
     (False, "embeddings are not scaled", &["scale_embedding"]),
     (
-        Ones,
+        One,
         "what a layer adds is not scaled",
         &[
             "residual_multiplier",
@@ -117,8 +116,12 @@ const KEYS: &[(Neutral, &str, &[&str])] = &[
             "attention_out_multiplier",
             "attn_output_multiplier",
             "key_multiplier",
-            "mlp_multipliers",
         ],
+    ),
+    (
+        Ones,
+        "what a layer adds is not scaled",
+        &["mlp_multipliers"],
     ),
     (Null, "what a layer adds is not scaled", &["scale_depth"]),
     (One, "experts gate by silu", &["swiglu_alpha"]),
@@ -150,12 +153,12 @@ const KEYS: &[(Neutral, &str, &[&str])] = &[
     (
         False,
         "scores do not depend on the layer or the position",
-        &[
-            "scale_attn_by_inverse_layer_idx",
-            "attn_temperature_tuning",
-            "alibi",
-            "use_alibi",
-        ],
+        &["scale_attn_by_inverse_layer_idx", "alibi", "use_alibi"],
+    ),
+    (
+        Zero,
+        "scores do not depend on the layer or the position",
+        &["attn_temperature_tuning"],
     ),
     (
         Null,
@@ -233,7 +236,6 @@ const KEYS: &[(Neutral, &str, &[&str])] = &[
         "nothing else is supported",
         &["position_embedding_type"],
     ),
-    (Ones, "every layer rotates", &["no_rope_layers"]),
     (
         Null,
         "every layer rotates",
@@ -266,7 +268,12 @@ pub(super) fn check(f: &mut Fields<'_>, text: &Map<String, Value>) {
     }
     scales(f, text);
     rotated_channels(f, text);
-    layer_types(f, text);
+    base(f, text, &["rotary_emb_base", "rotary_base", "rope_base"]);
+    per_layer::check(f, text);
+    if let Some(mut f) = f.object("attn_config") {
+        check(&mut f, text);
+        base(&mut f, text, &["rope_theta"]);
+    }
 }
 
 impl Neutral {
@@ -274,7 +281,8 @@ impl Neutral {
         let value = match self {
             Null => "null".to_owned(),
             Zero => "0 or null".to_owned(),
-            One | Ones => "1".to_owned(),
+            One => "1".to_owned(),
+            Ones => "1, or a list of two ones".to_owned(),
             False => "false".to_owned(),
             True => "true".to_owned(),
             Empty => "an empty list".to_owned(),
@@ -290,7 +298,7 @@ impl Neutral {
             Zero => value.as_f64() == Some(0.0) || value == &Value::Bool(false),
             One => value.as_f64() == Some(1.0),
             Ones => match value {
-                Value::Array(all) => all.iter().all(|value| One.is(value)),
+                Value::Array(all) => all.len() == 2 && all.iter().all(|value| One.is(value)),
                 value => One.is(value),
             },
             False => value == &Value::Bool(false),
@@ -301,9 +309,21 @@ impl Neutral {
     }
 }
 
-/// `attn_logit_softcapping`, `logits_soft_cap` and others.
+/// `attn_logit_softcapping`, `logits_soft_cap`, `final_logit_cap` and others.
 fn caps(key: &str) -> bool {
-    key.replace('_', "").contains("softcap")
+    let key = key.replace('_', "");
+    key.contains("softcap") || key.ends_with("logitcap") || key.ends_with("logitscap")
+}
+
+/// Other names of the base that `rope_theta` has here.
+fn base(f: &mut Fields<'_>, text: &Map<String, Value>, keys: &[&str]) {
+    let Some((name, theta)) = rope::theta(text) else {
+        return;
+    };
+    let expected = format!("{theta}, as {name} has it");
+    for key in keys {
+        f.optional(key, &expected, (), |v| (v.as_f64()? == theta).then_some(()));
+    }
 }
 
 /// Keys that replace the factor of attention scores, which is that of `head_dim` here.
@@ -351,49 +371,4 @@ pub(super) fn rotated_channels(f: &mut Fields<'_>, text: &Map<String, Value>) {
     f.optional(width, &expected, (), |v| {
         (v.as_f64()? == rotated).then_some(())
     });
-}
-
-/// Lists that name what each layer does: its attention, which `compress_ratios` say here, and its
-/// experts. Entries from `num_hidden_layers` on are those of draft layers.
-fn layer_types(f: &mut Fields<'_>, text: &Map<String, Value>) {
-    let Some(layers) = text.get("num_hidden_layers").and_then(Value::as_u64) else {
-        return;
-    };
-    let ratios = text.get("compress_ratios").and_then(Value::as_array);
-    let ratio = |layer: usize| ratios?.get(layer)?.as_u64();
-    each_layer(f, "layer_types", layers, |layer, name| {
-        let ratio = ratio(layer).unwrap_or(0);
-        let (fits, what) = if ratio == 0 {
-            (name == "sliding_attention", "\"sliding_attention\"")
-        } else {
-            (name.contains("compress"), "compressed attention by name")
-        };
-        (!fits).then(|| format!("{what}, as its ratio in compress_ratios is {ratio}"))
-    });
-    each_layer(f, "mlp_layer_types", layers, |_, name| {
-        let fits = name == "moe" || name == "sparse";
-        (!fits).then(|| "\"moe\" (every layer has experts)".to_owned())
-    });
-}
-
-/// Notes the first layer of a list of names of which `wrong` says what it should be.
-fn each_layer(
-    f: &mut Fields<'_>,
-    key: &str,
-    layers: u64,
-    wrong: impl Fn(usize, &str) -> Option<String>,
-) {
-    let expected = format!("a list of num_hidden_layers ({layers}) names or more");
-    let names = f.optional(key, &expected, None, |v| {
-        let names = v.as_array()?;
-        (names.len() as u64 >= layers).then_some(Some(names))
-    });
-    let Some(Some(names)) = names else { return };
-    for (layer, value) in names.iter().take(layers as usize).enumerate() {
-        if let Some(expected) = wrong(layer, value.as_str().unwrap_or("")) {
-            let name = format!("{}[{layer}]", f.name(key));
-            f.note(Violation::value(&name, &expected, value));
-            return;
-        }
-    }
 }

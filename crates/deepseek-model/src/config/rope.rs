@@ -46,6 +46,23 @@ impl Rope {
     }
 }
 
+/// The base of window KV and the key that says it first, of what the decoder's part holds.
+pub(super) fn theta(text: &Map<String, Value>) -> Option<(String, f64)> {
+    let paths = [
+        "rope_theta",
+        "rope_scaling.rope_theta",
+        "rope_scaling.main.rope_theta",
+        "rope_parameters.rope_theta",
+        "rope_parameters.main.rope_theta",
+    ];
+    paths.into_iter().find_map(|path| {
+        let (first, rest) = path.split_once('.').unwrap_or((path, ""));
+        let keys = rest.split('.').filter(|key| !key.is_empty());
+        let value = keys.fold(text.get(first), |value, key| value?.get(key));
+        Some((path.to_owned(), value?.as_f64()?))
+    })
+}
+
 /// Everything that is said, in its order.
 #[derive(Default)]
 struct Said {

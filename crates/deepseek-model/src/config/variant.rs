@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Violation, fields::Fields, neutral};
+use super::{Violation, beside, fields::Fields, neutral};
 
 /// Notes every key that asks for something else. Beside the decoder's part it may be meant for it, too.
 pub(super) fn check(
@@ -13,10 +13,10 @@ pub(super) fn check(
 ) {
     // In a flat file the two are the same object.
     if !std::ptr::eq(top, text) {
-        let mut beside = Vec::new();
-        object(top, text, &mut beside);
-        contradictions(top, text, &mut beside);
-        violations.extend(beside.into_iter().map(|violation| Violation {
+        let mut noted = Vec::new();
+        object(top, text, &mut noted);
+        beside::contradictions(top, text, &mut noted);
+        violations.extend(noted.into_iter().map(|violation| Violation {
             found: format!("{}, beside text_config", violation.found),
             ..violation
         }));
@@ -33,68 +33,6 @@ fn object(map: &Map<String, Value>, text: &Map<String, Value>, violations: &mut 
         f.optional("quant_method", expected, "fp8", |v| {
             v.as_str().filter(|&method| method == "fp8")
         });
-    }
-}
-
-/// Keys of the decoder that no tensor's shape would contradict.
-const DECIDING: &[&str] = &[
-    "rope_theta",
-    "compress_rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "scoring_func",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "num_experts_per_tok",
-    "swiglu_limit",
-    "rms_norm_eps",
-    "sliding_window",
-    "hc_sinkhorn_iters",
-    "hc_eps",
-    "index_topk",
-    "compress_ratios",
-    "kv_source_layer_ids",
-    "index_source_layer_ids",
-    "candidate_source_layer_id",
-    "candidate_topk_blocks",
-    "candidate_block_size",
-    "engram_layer_ids",
-];
-
-/// Notes what is said beside the decoder's part and not in it. Only the latter is read.
-fn contradictions(
-    top: &Map<String, Value>,
-    text: &Map<String, Value>,
-    violations: &mut Vec<Violation>,
-) {
-    for key in DECIDING {
-        let (outer, inner) = (top.get(*key), text.get(*key));
-        let (outer, inner) = (outer.unwrap_or(&Value::Null), inner.unwrap_or(&Value::Null));
-        if outer.is_null() || same(outer, inner) {
-            continue;
-        }
-        let expected = if inner.is_null() {
-            "no such key, or the same in text_config, which has none".to_owned()
-        } else {
-            let inner = Violation::value(key, "", inner).found;
-            format!("{inner}, as text_config has it")
-        };
-        violations.push(Violation::value(key, &expected, outer));
-    }
-}
-
-/// Whether two values are equal; 1 and 1.0 are.
-fn same(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
-        (Value::Array(a), Value::Array(b)) => {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
-        }
-        (Value::Object(a), Value::Object(b)) => {
-            let equal = |key: &String, a| b.get(key).is_some_and(|b| same(a, b));
-            a.len() == b.len() && a.iter().all(|(key, a)| equal(key, a))
-        }
-        (a, b) => a == b,
     }
 }
 

@@ -59,9 +59,25 @@ fn keys() -> Vec<(&'static str, Vec<Value>, Value)> {
         ("tie_embeddings", vec![json!(false)], json!(true)),
         ("tie_word_embeddings", vec![json!(false)], json!(true)),
         ("hidden_activation", vec![json!("silu")], json!("gelu")),
-        ("no_rope_layers", vec![json!([]), json!([1, 1])], {
-            json!([1, 1, 1, 0])
-        }),
+        // Of an empty list the families that have it make one of every fourth layer.
+        ("no_rope_layers", vec![json!(vec![1; 40])], json!([])),
+        ("moe_layer_freq", vec![json!(1)], json!([])),
+        ("rotary_emb_base", vec![json!(10000)], json!(500_000)),
+        ("rotary_base", vec![json!(1e4)], json!(20000)),
+        ("rope_base", vec![json!(10000.0)], json!(777)),
+        ("final_logit_cap", vec![json!(0)], json!(30.0)),
+        ("attn_logit_cap", vec![json!(0.0)], json!(50)),
+        ("logits_cap", vec![json!(false)], json!(30)),
+        (
+            "attn_temperature_tuning",
+            vec![json!(0), json!(false)],
+            json!(4),
+        ),
+        (
+            "attn_config",
+            vec![json!({ "clip_qkv": null, "rope_theta": 1e4 })],
+            json!({ "clip_qkv": 8 }),
+        ),
         ("mlp_only_layers", vec![json!([])], json!([0])),
         ("decoder_sparse_step", vec![json!(1)], json!(2)),
         ("swiglu_alpha", vec![json!(1.0)], json!(1.702)),
@@ -107,6 +123,27 @@ fn owned((a, b): (&str, &str)) -> (String, String) {
     (a.to_owned(), b.to_owned())
 }
 
+/// Lists of the wrong length, though all of what they hold asks for nothing else.
+#[test]
+fn lists_of_ones_have_one_for_each() {
+    let mut other = vec![1; 40];
+    other[39] = 0;
+    let mut report = String::new();
+    for (key, value) in [
+        ("no_rope_layers", json!(vec![1; 39])),
+        ("no_rope_layers", json!(other)),
+        ("mlp_multipliers", json!([])),
+        ("mlp_multipliers", json!([1, 1, 1])),
+        ("residual_multiplier", json!([])),
+        ("attn_config", json!({ "rope_theta": 20000 })),
+    ] {
+        let error = changed(|text| text[key] = value.clone()).unwrap_err();
+        writeln!(report, "{key}: {error}").unwrap();
+    }
+    insta::assert_snapshot!("lists_of_ones", report);
+    changed(|text| text["no_rope_layers"] = json!(vec![1; 43])).unwrap();
+}
+
 /// What decides results and no shape, said beside the decoder's part and not in it, would be passed
 /// over.
 #[test]
@@ -126,6 +163,50 @@ fn what_contradicts_the_decoders_part_is_refused() {
         .retain(|key, _| !key.starts_with("candidate"));
     json["candidate_source_layer_id"] = json!(20);
     insta::assert_snapshot!("contradictions", parse(&json).unwrap_err().to_string());
+}
+
+/// Two objects may differ where a quoted value is cut already, or only in how they spell the same.
+#[test]
+fn what_differs_beside_the_decoders_part_is_named() {
+    let mut json = release();
+    json["eos_token_id"] = json!([7, 1]);
+    json["text_config"]["eos_token_id"] = json!([1, 7, 7]);
+    json["bos_token_id"] = json!(0);
+    json["max_position_embeddings"] = json!(1_048_576);
+    json["rope_scaling"] = json["text_config"]["rope_scaling"].clone();
+    let keys = json["rope_scaling"].as_object_mut().unwrap();
+    let kind = keys.remove("type").unwrap();
+    keys.insert("rope_type".to_owned(), kind);
+    keys.insert("truncate".to_owned(), Value::Null);
+    parse(&json).unwrap();
+    json["text_config"]["rope_scaling"]["rope_type"] = "yarn".into();
+    parse(&json).unwrap();
+
+    let mut report = String::new();
+    for (pointer, value) in [
+        (
+            "/rope_scaling/original_max_position_embeddings",
+            json!(2048),
+        ),
+        ("/rope_scaling/rope_type", json!("linear")),
+        ("/rope_scaling/factor", Value::Null),
+        ("/eos_token_id", json!([1, 8])),
+        ("/qk_rope_head_dim", json!(32)),
+        ("/engram_pad_token_id", json!(3)),
+        ("/engram_vocab_size", json!(1000)),
+        ("/max_position_embeddings", json!(4096)),
+        ("/kv_source_layer_ids", json!([2, 8, 14])),
+        ("/kv_source_layer_ids", json!([2, 8, 14, 20, 30])),
+        ("/kv_source_layer_ids", json!([2, 8, 15, 20])),
+    ] {
+        let mut json = json.clone();
+        json["text_config"]["bos_token_id"] = json!(5);
+        let (object, key) = pointer.rsplit_once('/').unwrap();
+        json.pointer_mut(object).unwrap()[key] = value;
+        let error = parse(&json).unwrap_err();
+        writeln!(report, "{error}").unwrap();
+    }
+    insta::assert_snapshot!("beside_the_decoder", report);
 }
 
 /// Lists that say of each layer what it attends to must cover all layers and agree with the ratios.

@@ -1,0 +1,134 @@
+//! What is said of the decoder beside its part of a file. Only the part is read.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value};
+
+use super::{Violation, json};
+
+/// Keys of the decoder that no tensor's shape would contradict.
+const DECIDING: &[&str] = &[
+    "rope_theta",
+    "compress_rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "scoring_func",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "num_experts_per_tok",
+    "swiglu_limit",
+    "rms_norm_eps",
+    "sliding_window",
+    "hc_sinkhorn_iters",
+    "hc_eps",
+    "index_topk",
+    "compress_ratios",
+    "kv_source_layer_ids",
+    "index_source_layer_ids",
+    "candidate_source_layer_id",
+    "candidate_topk_blocks",
+    "candidate_block_size",
+    "engram_layer_ids",
+    "engram_vocab_size",
+    "engram_pad_token_id",
+    "qk_rope_head_dim",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+];
+
+/// Those that are read where they stand if the decoder's part has none.
+const READ_BESIDE: &[&str] = &["bos_token_id", "eos_token_id"];
+
+/// Notes what is said beside the decoder's part and not in it.
+pub(super) fn contradictions(
+    top: &Map<String, Value>,
+    text: &Map<String, Value>,
+    violations: &mut Vec<Violation>,
+) {
+    for key in DECIDING {
+        let (Some(outer), inner) = (held(top, key), held(text, key)) else {
+            continue;
+        };
+        let noted = match inner {
+            None if READ_BESIDE.contains(key) => None,
+            None => {
+                let expected = "no such key, or the same in text_config, which has none";
+                Some(Violation::value(key, expected, outer))
+            }
+            // Not compared in their order.
+            Some(inner) if *key == "eos_token_id" => {
+                (!same_ids(outer, inner)).then(|| Violation::value(key, &as_inside(inner), outer))
+            }
+            Some(inner) => difference(key, outer, inner),
+        };
+        violations.extend(noted);
+    }
+}
+
+/// Whether two values are the same ids, in whatever order; one may stand alone.
+fn same_ids(a: &Value, b: &Value) -> bool {
+    let ids = |value: &Value| -> Option<HashSet<u64>> {
+        match value {
+            Value::Array(ids) => ids.iter().map(Value::as_u64).collect(),
+            id => id.as_u64().map(|id| HashSet::from([id])),
+        }
+    };
+    ids(a).is_some_and(|a| Some(a) == ids(b))
+}
+
+/// The first place at which two values differ; 1 and 1.0 do not. As a whole two long values can differ
+/// where a message does not show them any more.
+fn difference(key: &str, outer: &Value, inner: &Value) -> Option<Violation> {
+    match (outer, inner) {
+        (Value::Number(a), Value::Number(b)) if a.as_f64() == b.as_f64() => None,
+        (Value::Array(a), Value::Array(b)) => (0..a.len().max(b.len())).find_map(|at| {
+            let (a, b) = (a.get(at), b.get(at));
+            part(|| format!("{key}[{at}]"), "entry", a, b)
+        }),
+        (Value::Object(a), Value::Object(b)) => a.keys().chain(b.keys()).find_map(|name| {
+            let (a, b) = (held(a, name), held(b, name));
+            part(|| json::dotted(key, name), "key", a, b)
+        }),
+        (a, b) if a == b => None,
+        _ => Some(Violation::value(key, &as_inside(inner), outer)),
+    }
+}
+
+/// The same for parts of two values, of which one may lack the part.
+fn part(
+    key: impl Fn() -> String,
+    what: &str,
+    outer: Option<&Value>,
+    inner: Option<&Value>,
+) -> Option<Violation> {
+    match (outer, inner) {
+        (None, None) => None,
+        (Some(outer), Some(inner)) => difference(&key(), outer, inner),
+        (Some(outer), None) => {
+            let expected = format!("no such {what}, as text_config has none");
+            Some(Violation::value(&key(), &expected, outer))
+        }
+        (None, Some(inner)) => {
+            let found = format!("no such {what}");
+            Some(Violation::new(&key(), as_inside(inner), found))
+        }
+    }
+}
+
+fn as_inside(inner: &Value) -> String {
+    let quoted = Violation::value("", "", inner).found;
+    format!("{quoted}, as text_config has it")
+}
+
+/// What an object holds under a key; `null` is nothing. A type of rotation has two names, of which one
+/// says it all.
+fn held<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
+    let get = |key: &str| map.get(key).filter(|value| !value.is_null());
+    let other = match key {
+        "rope_type" => "type",
+        "type" => "rope_type",
+        _ => return get(key),
+    };
+    get(key).or_else(|| get(other))
+}
