@@ -72,8 +72,42 @@ impl FromStr for ReplayPolicy {
 
 /// A name that is no policy's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no replay policy is called {got:?}: expected off, step-tail, prompt-tail or exact")]
+#[error(
+    "no replay policy is called {}: expected off, step-tail, prompt-tail or exact",
+    Quoted(got)
+)]
 pub struct UnknownPolicy {
     /// The name as given.
     pub got: String,
+}
+
+/// Longest name quoted in an error, in characters.
+const MAX_QUOTED: usize = 60;
+
+/// A name as an error quotes it: no more than its beginning, since it may be of any length.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.char_indices().nth(MAX_QUOTED) {
+            Some((end, _)) => write!(f, "{:?}..", &self.0[..end]),
+            None => write!(f, "{:?}", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use super::*;
+
+    /// A name of any length would fill a terminal or a log.
+    #[test]
+    fn a_long_name_is_cut() {
+        let refusal = "é".repeat(100_000).parse::<ReplayPolicy>().unwrap_err();
+        let text = refusal.to_string();
+        let quoted = alloc::format!("no replay policy is called \"{}\"..:", "é".repeat(60));
+        assert!(text.starts_with(&quoted), "{text}");
+    }
 }
