@@ -14,8 +14,8 @@ use crate::io;
 /// Parses a command line, the program's name first.
 ///
 /// # Errors
-/// What clap says. No program here takes an argument without a flag: of one that came, it also says
-/// what it may have been meant for.
+/// What clap says, with arguments of any length cut. No program here takes an argument without a flag:
+/// of one that came, it also says what it may have been meant for.
 pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, clap::Error> {
     A::try_parse_from(args).map_err(|mut refusal| {
         let stray = match refusal.get(ContextKind::InvalidArg) {
@@ -27,8 +27,30 @@ pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, c
             let tip = ContextValue::StyledStrs(vec![tip.into()]);
             refusal.insert(ContextKind::Suggested, tip);
         }
+        quote(&mut refusal, stray);
         refusal
     })
+}
+
+/// Leaves what can be read of the argument or the value that a refusal is about.
+fn quote(refusal: &mut clap::Error, stray: bool) {
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidValue] {
+        let Some(ContextValue::String(given)) = refusal.get(kind) else {
+            continue;
+        };
+        let quoted = io::beginning(given);
+        if quoted != *given && !stray {
+            // Clap's own tip has the argument in it, too.
+            refusal.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![]));
+        }
+        refusal.insert(kind, ContextValue::String(quoted));
+    }
+}
+
+/// What a refused command line gets to read. The arguments that clap repeats can hold what moves the
+/// cursor of a terminal or turns the rest around, so that its own colours are left out.
+pub fn message(refusal: &clap::Error) -> String {
+    io::escaped(&refusal.to_string(), |c| c == '\n')
 }
 
 /// What a stray argument may have been meant for: how several values of a flag are separated.

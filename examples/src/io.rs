@@ -51,7 +51,10 @@ fn run<A: Parser>(
         Ok(args) => args,
         // `--help` and `--version`: a result as any other.
         Err(text) if text.exit_code() == 0 => return text.print().context("standard output"),
-        Err(refusal) => refusal.exit(),
+        Err(refusal) => {
+            let _ = io::stderr().write_all(flags::message(&refusal).as_bytes());
+            std::process::exit(refusal.exit_code());
+        }
     };
     arenas::bound();
     threads::start()?;
@@ -96,6 +99,18 @@ pub(crate) fn escaped(text: &str, kept: impl Fn(char) -> bool) -> String {
         }
     }
     escaped
+}
+
+/// Longest name or value from outside that a message quotes, in characters.
+const MAX_QUOTED: usize = 60;
+
+/// A text of any length as a message quotes it: its beginning, with what is not plain escaped.
+pub(crate) fn beginning(text: &str) -> String {
+    let text = escaped(text, |_| false);
+    match text.char_indices().nth(MAX_QUOTED) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text,
+    }
 }
 
 /// Reads a text file, or standard input for `-`.

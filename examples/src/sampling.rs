@@ -49,9 +49,6 @@ pub struct SamplingArgs {
     pub seed: u64,
 }
 
-/// Longest value quoted in an error, in characters.
-const MAX_QUOTED: usize = 60;
-
 /// Keys of `generation_config.json` that change which tokens are chosen and are not followed here: each
 /// with the value that changes nothing, and whether it matters only where tokens are drawn.
 const IGNORED: [(&str, f64, bool); 26] = [
@@ -219,10 +216,7 @@ pub(crate) fn field<T>(
 /// A value, or its beginning.
 pub(crate) fn quoted(value: &Value) -> String {
     // JSON escapes only some of the control characters.
-    let text = io::escaped(&value.to_string(), |_| false);
-    let got: String = text.chars().take(MAX_QUOTED).collect();
-    let more = if got.len() < text.len() { ".." } else { "" };
-    format!("{got}{more}")
+    io::beginning(&value.to_string())
 }
 
 pub(crate) fn whole(value: &Value) -> Option<usize> {

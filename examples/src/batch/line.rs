@@ -3,10 +3,10 @@
 use std::fmt;
 
 use anyhow::{anyhow, bail};
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Unexpected, Visitor};
 use serde_json::{Map, Value};
 
-use crate::sampling::{field, whole};
+use crate::sampling::{field, quoted, whole};
 
 /// The keys that a line may have.
 const KEYS: [&str; 11] = [
@@ -47,7 +47,8 @@ impl Line {
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         let Fields(fields) = serde_json::from_str(text).map_err(|error| without_line(&error))?;
         if let Some(unknown) = fields.keys().find(|key| !KEYS.contains(&key.as_str())) {
-            bail!("unknown key {unknown:?}: expected {}", KEYS.join(", "));
+            let unknown = quoted(&unknown.as_str().into());
+            bail!("unknown key {unknown}: expected {}", KEYS.join(", "));
         }
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let count = "a whole number, 0 or above";
@@ -114,23 +115,32 @@ impl<'de> Deserialize<'de> for Fields {
                 f.write_str("a JSON object")
             }
 
+            /// Of its own, the parser would show all of the text.
+            fn visit_str<E: Error>(self, _: &str) -> Result<Fields, E> {
+                Err(E::invalid_type(Unexpected::Other("string"), &self))
+            }
+
             fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Fields, A::Error> {
                 let mut fields = Map::new();
                 while let Some((key, value)) = access.next_entry::<String, Value>()? {
                     if fields.contains_key(&key) {
-                        return Err(A::Error::custom(format!("the key {key:?} comes twice")));
+                        let key = quoted(&key.into());
+                        return Err(A::Error::custom(format!("the key {key} comes twice")));
                     }
                     fields.insert(key, value);
                 }
                 Ok(Fields(fields))
             }
         }
-        deserializer.deserialize_map(Keys)
+        // Not `deserialize_map`, which refuses a text by itself.
+        deserializer.deserialize_any(Keys)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -153,7 +163,7 @@ mod tests {
         let refuse = |line: &str| Line::parse(line).unwrap_err().to_string();
         insta::assert_snapshot!(lines.map(refuse).join("\n"), @r#"
         EOF while parsing a value
-        invalid type: sequence, expected a JSON object
+        invalid type: sequence, expected a JSON object (column 1)
         EOF while parsing an object (column 14)
         unknown key "promt": expected id, prompt, tokens, max_new_tokens, temperature, top_k, top_p, seed, stop, logprobs, policy
         the key "seed" comes twice (column 22)
@@ -166,6 +176,16 @@ mod tests {
         stop: expected a text or a list of texts, none of them empty, got ["a",""]
         logprobs: expected true or false, got 1
         "#);
+        let long = "é".repeat(100_000);
+        for line in [
+            json!({ &long: 1 }).to_string(),
+            format!("{{\"{long}\": 1, \"{long}\": 2}}"),
+            json!(long).to_string(),
+            json!({ "id": [long] }).to_string(),
+        ] {
+            let text = refuse(&line);
+            assert!(text.len() < 400, "{} bytes", text.len());
+        }
         let line = Line::parse(r#"{"id": 1.5, "prompt": null, "stop": "a", "tokens": []}"#);
         let line = line.unwrap();
         assert_eq!((line.id, line.prompt), (Some(1.5.into()), None));

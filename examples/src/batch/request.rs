@@ -15,7 +15,7 @@ use crate::generate::GenerateArgs;
 use crate::io::{read_text_or, shown};
 use crate::model::Checkpoint;
 use crate::prompts::encode;
-use crate::sampling::{Recommended, SamplingArgs};
+use crate::sampling::{Recommended, SamplingArgs, quoted};
 
 /// Faults that are printed; a file of another kind has as many as lines.
 const MAX_PRINTED: usize = 20;
@@ -70,7 +70,7 @@ pub(super) fn read(
     for (line, text) in lines.filter(|(_, text)| !text.trim().is_empty()) {
         let request = defaults.request(line, text).and_then(|request| {
             match lines_of_ids.insert(request.id.to_string(), line) {
-                Some(before) => bail!("id {} is that of line {before}, too", request.id),
+                Some(before) => bail!("id {} is that of line {before}, too", quoted(&request.id)),
                 None => Ok(request),
             }
         });
@@ -104,7 +104,7 @@ impl Defaults<'_> {
         let asked = Line::parse(text)?;
         let prompt = self.prompt(&asked)?;
         let policy = match &asked.policy {
-            Some(policy) => policy.parse()?,
+            Some(policy) => policy.parse().context("policy")?,
             None => self.args.policy.replay,
         };
         let sampling = self.sampling(line, &asked).config(self.recommended);

@@ -55,7 +55,7 @@ impl Fields {
 
     /// The name of a field as messages show it.
     pub(super) fn path(&self, name: &str) -> String {
-        format!("{}{}", self.prefix, io::escaped(name, |_| false))
+        format!("{}{}", self.prefix, io::beginning(name))
     }
 
     /// A refusal of a field.
@@ -201,6 +201,8 @@ mod tests {
         fields.ignore(&["c"]);
         assert!(fields.finish().is_ok());
         insta::assert_snapshot!(message(of(json!({"max_token\n": 5})).finish()), @r#"max_token\n: no field of this name is known [Some("max_token\\n"), Some("unknown_parameter")]"#);
+        let long = message(of(json!({"é".repeat(100_000): 5})).finish());
+        assert!(long.len() < 400, "{} bytes", long.len());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use subtle::ConstantTimeEq;
 use super::app::App;
 use super::error::{ApiError, Result, json_response};
 use super::{chat, completions, metrics};
+use crate::sampling::quoted;
 
 /// Paths that are counted by their names.
 const PATHS: [&str; 5] = [
@@ -121,7 +122,7 @@ async fn scrape(State(app): State<Arc<App>>) -> Result<Response> {
 }
 
 async fn unknown(request: Request) -> ApiError {
-    let message = format!("nothing is at {:?}", request.uri().path());
+    let message = format!("nothing is at {}", quoted(&request.uri().path().into()));
     ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
 }
 

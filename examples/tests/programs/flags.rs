@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser};
-use replay_examples::flags::parse;
+use replay_examples::flags::{message, parse};
 use replay_examples::generate::GenerateArgs;
 use replay_examples::perplexity::PerplexityArgs;
 use replay_examples::serve::ServeArgs;
@@ -124,4 +124,36 @@ fn a_list_that_is_no_list_is_told_of_commas() {
     // An unknown flag is something else.
     let unknown = parse::<PerplexityArgs>(["program", "--what"].map(OsString::from));
     assert!(!unknown.unwrap_err().to_string().contains("commas"));
+}
+
+/// Arguments are repeated in messages: they must not clear a terminal, turn a line around, look like
+/// lines of the program's own, or fill the screen.
+#[test]
+fn what_is_repeated_of_a_command_line_is_escaped() {
+    let refuse = |args: &[&str]| {
+        let args = ["program"].iter().chain(args).map(OsString::from);
+        message(&parse::<GenerateArgs>(args).unwrap_err())
+    };
+    let bad = "1\u{202e}2\u{9b}3\r4\u{7}5\u{1b}[2J\nerror: none";
+    for args in [&["--top-k", bad][..], &[bad], &[&format!("--{bad}")]] {
+        let text = refuse(args);
+        let first = text.lines().next().unwrap();
+        assert!(
+            first.contains(r"1\u{202e}2\u{9b}3\r4\u{7}5\u{1b}[2J\nerror: none"),
+            "{first}"
+        );
+        assert!(!text.contains("\nerror: none"), "{text}");
+        let raw = |c: char| c != '\n' && !deepseek_model::plain::is_plain(c);
+        assert!(!text.contains(raw), "{text:?}");
+    }
+    let long = "x".repeat(100_000);
+    for args in [
+        &["--top-k", &long][..],
+        &[&long],
+        &["--replay", &long],
+        &[&format!("--{long}")],
+    ] {
+        let text = refuse(args);
+        assert!(text.len() < 2000, "{} bytes", text.len());
+    }
 }

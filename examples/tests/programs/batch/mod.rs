@@ -122,6 +122,15 @@ fn bad_lines_are_all_told() {
     assert!(!batch.path("out.jsonl").exists());
     batch.write("in.jsonl", "\n{\"prompt\": \"a\", \"stop\": \"\"}\n");
     insta::assert_snapshot!(batch.refused(&[]), @r#"--batch DIR/in.jsonl line 2: stop: expected a text or a list of texts, none of them empty, got """#);
+    let long = "x".repeat(100_000);
+    let line = serde_json::json!({ "id": long, "prompt": "a" });
+    batch.write("in.jsonl", &format!("{line}\n{line}"));
+    let twice = batch.refused(&[]);
+    assert!(
+        twice.contains("is that of line 1, too") && twice.len() < 400,
+        "{}",
+        twice.len()
+    );
     batch.write("in.jsonl", "\n\n");
     insta::assert_snapshot!(batch.refused(&[]), @"--batch DIR/in.jsonl: expected a request in each line, there is none");
     batch.write("in.jsonl", &"{}\n".repeat(25));
