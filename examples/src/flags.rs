@@ -41,7 +41,7 @@ fn quote(refusal: &mut clap::Error, stray: bool) {
         let quoted = io::beginning(given);
         if quoted != *given && !stray {
             // Clap's own tip has the argument in it, too.
-            refusal.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![]));
+            refusal.insert(ContextKind::Suggested, ContextValue::None);
         }
         refusal.insert(kind, ContextValue::String(quoted));
     }

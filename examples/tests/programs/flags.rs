@@ -143,6 +143,7 @@ fn what_is_repeated_of_a_command_line_is_escaped() {
             "{first}"
         );
         assert!(!text.contains("\nerror: none"), "{text}");
+        assert!(!text.contains("\n\n\n"), "{text}");
         let raw = |c: char| c != '\n' && !deepseek_model::plain::is_plain(c);
         assert!(!text.contains(raw), "{text:?}");
     }
