@@ -114,12 +114,15 @@ impl Remedies {
     /// What would help against a refusal.
     fn help(&self, error: &MemoryError, gpu: bool) -> String {
         match error {
-            MemoryError::Cache { need, .. } => {
+            MemoryError::Cache { need, fits, .. } => {
                 let graphs = if need.graphs > 0 {
                     "--graphs off, and "
                 } else {
                     ""
                 };
+                if *fits == 0 {
+                    return format!(" ({graphs}raise the limit, or run fewer texts at once)");
+                }
                 let chunk = if gpu { " or --chunk" } else { "" };
                 format!(" ({graphs}{}{chunk})", self.cache)
             }
@@ -211,19 +214,21 @@ mod tests {
             graphs,
             workspace: 1 << 30,
         };
-        let cache = |graphs| MemoryError::Cache {
+        let of_cache = |graphs, fits| MemoryError::Cache {
             limit: 8 << 30,
             need: need(graphs),
             sequences: 1,
             tokens: 70_000,
-            fits: 30_208,
+            fits,
         };
+        let cache = |graphs| of_cache(graphs, 30_208);
         let remedies = Remedies {
             cache: "shorten the prompts, or lower --max-new-tokens",
             step: "lower --chunk, or give fewer prompts",
         };
         let help = |error: &MemoryError, gpu| remedies.help(error, gpu);
         let helps = [
+            help(&of_cache(0, 0), false),
             help(&cache(0), false),
             help(&cache(0), true),
             help(&cache(1 << 30), true),
@@ -244,6 +249,7 @@ mod tests {
             ),
         ];
         insta::assert_snapshot!(helps.join("\n"), @r"
+        (raise the limit, or run fewer texts at once)
         (shorten the prompts, or lower --max-new-tokens)
         (shorten the prompts, or lower --max-new-tokens or --chunk)
         (--graphs off, and shorten the prompts, or lower --max-new-tokens or --chunk)

@@ -241,6 +241,12 @@ fn parts_that_the_library_panics_at_are_named() {
         file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": "?"});
     });
     insta::assert_snapshot!(refusal(charsmap), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: it panicked: Precompiled: Error("Invalid byte 63, offset 0.", line: 1, co.."#);
+    // What it panics at may be a text, too, that nobody could know when the file was read.
+    let ahead = load_changed(|file| {
+        file["normalizer"] =
+            json!({"type": "Replace", "pattern": {"Regex": "(?=said)"}, "content": "x"});
+    });
+    insta::assert_snapshot!(refusal(ahead.unwrap().encode("said it")), @"the tokenizer tokenizer.json cannot encode: its pre-tokenizer, on what its normalizer made of the text: it panicked: index out of bounds: the len is 5 but the index is 5");
     let bytes = std::fs::read_to_string(fixture().join("tokenizer.json")).unwrap();
     let json: Value = serde_json::from_str(&bytes).unwrap();
     let decoder = json["decoder"].to_string();

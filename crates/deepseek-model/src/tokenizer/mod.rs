@@ -15,6 +15,7 @@ mod shared;
 mod steps;
 mod stream;
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use tokenizers::{
@@ -154,7 +155,8 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let bounded = self.inner.get_normalizer();
         let bounded = bounded.map(|normalizer| Bounded::new(normalizer, text.len()));
-        let words = caught(|| self.words(text, bounded.as_ref()));
+        let step = Cell::new("");
+        let words = caught(|| self.words(text, bounded.as_ref(), &step));
         if let Some((could, max)) = bounded.as_ref().and_then(Bounded::refused) {
             let (path, bytes) = (self.path.clone(), text.len());
             return Err(TokenizerError::Grown {
@@ -164,7 +166,8 @@ impl Tokenizer {
                 max,
             });
         }
-        let words = words.map_err(|reason| self.failed("encode", reason))?;
+        let words =
+            words.map_err(|reason| self.failed("encode", format!("{}: {reason}", step.get())))?;
         let mut ids = Vec::new();
         for (word, place, tokens) in words.get_splits(OffsetReferential::Original, OffsetType::Byte)
         {
@@ -217,22 +220,26 @@ impl Tokenizer {
     }
 
     /// The words of a text with their tokens: the steps of the library's own `encode`, which does
-    /// not tell what it leaves out.
+    /// not tell what it leaves out. `step` is the one that runs.
     fn words(
         &self,
         text: &str,
         normalizer: Option<&Bounded<'_>>,
+        step: &Cell<&'static str>,
     ) -> Result<PreTokenizedString, tokenizers::Error> {
         let (tokenizer, model) = (&self.inner, self.inner.get_model());
         let added = tokenizer.get_added_vocabulary();
+        step.set("its normalizer or its added tokens");
         let mut words = added.extract_and_normalize(normalizer, text);
         // What was given up needs no tokens.
         if normalizer.is_some_and(|bounded| bounded.refused().is_some()) {
             return Ok(words);
         }
+        step.set("its pre-tokenizer, on what its normalizer made of the text");
         if let Some(splitter) = tokenizer.get_pre_tokenizer() {
             splitter.pre_tokenize(&mut words)?;
         }
+        step.set("its model, on what its other steps made of the text");
         words.tokenize(|word| model.tokenize(word.get()))?;
         Ok(words)
     }
