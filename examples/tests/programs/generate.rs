@@ -134,20 +134,32 @@ fn documents_every_field(record: &Value) {
     }
 }
 
-/// A cap that nobody sees would be a wrong answer, were it to change one.
+/// A cap that nobody sees would be a wrong answer, were it to change one. Sums run in another order, so that
+/// log-probabilities differ in their last bits.
 #[test]
 fn the_smaller_chunks_of_log_probabilities_change_nothing() {
     let prompt = "It is the hour of day. ".repeat(100);
     let run = |chunk| {
         let flags = ["--logprobs", "--json", "--max-new-tokens", "2", "--greedy"];
-        let flags = [&flags[..], &["--prompt", &prompt, "--chunk", chunk]].concat();
+        let exact = ["--no-activation-rounding", "--prompt", &prompt];
+        let flags = [&flags[..], &exact, &["--chunk", chunk]].concat();
         let [mut record] = records(&generate(&flags).ok().0).try_into().unwrap();
         record["time_to_first_token_s"] = Value::Null;
-        record
+        let logprobs = ["prompt_logprobs_nats", "logprobs_nats"].map(|name| record[name].take());
+        let logprobs = logprobs.iter().flat_map(|list| list.as_array().unwrap());
+        let logprobs: Vec<_> = logprobs.map(Value::as_f64).collect();
+        (record, logprobs)
     };
-    let record = run("8192");
+    let ((record, whole), (of_chunks, in_chunks)) = (run("8192"), run("512"));
     assert!(record["prompt_ids"].as_array().unwrap().len() > 512);
-    assert_eq!(record, run("512"));
+    assert_eq!(record, of_chunks);
+    assert_eq!(whole.len(), in_chunks.len());
+    for (index, pair) in whole.iter().zip(&in_chunks).enumerate() {
+        match pair {
+            (Some(a), Some(b)) => assert!((a - b).abs() < 1e-3, "{index}: {a} and {b}"),
+            pair => assert_eq!(pair, (&None, &None), "{index}"),
+        }
+    }
 }
 
 /// Not even an empty line; but what was asked for beside the text.
