@@ -36,6 +36,7 @@ const PICTURE_COLUMNS: usize = 64;
 /// What would help against a lack of memory.
 const REMEDIES: Remedies = Remedies {
     cache: "shorten the prompts, or lower --max-new-tokens",
+    no_cache: "raise the limit, or give fewer prompts",
     step: "lower --chunk, or give fewer prompts",
 };
 

@@ -30,6 +30,8 @@ pub struct MemoryArgs {
 pub struct Remedies {
     /// Against too large a cache.
     pub cache: &'static str,
+    /// Against a limit that leaves no room for any cache.
+    pub no_cache: &'static str,
     /// Against too large a step.
     pub step: &'static str,
 }
@@ -121,7 +123,7 @@ impl Remedies {
                     ""
                 };
                 if *fits == 0 {
-                    return format!(" ({graphs}raise the limit, or run fewer texts at once)");
+                    return format!(" ({graphs}{})", self.no_cache);
                 }
                 let chunk = if gpu { " or --chunk" } else { "" };
                 format!(" ({graphs}{}{chunk})", self.cache)
@@ -224,6 +226,7 @@ mod tests {
         let cache = |graphs| of_cache(graphs, 30_208);
         let remedies = Remedies {
             cache: "shorten the prompts, or lower --max-new-tokens",
+            no_cache: "raise the limit, or give fewer prompts",
             step: "lower --chunk, or give fewer prompts",
         };
         let help = |error: &MemoryError, gpu| remedies.help(error, gpu);
@@ -249,7 +252,7 @@ mod tests {
             ),
         ];
         insta::assert_snapshot!(helps.join("\n"), @r"
-        (raise the limit, or run fewer texts at once)
+        (raise the limit, or give fewer prompts)
         (shorten the prompts, or lower --max-new-tokens)
         (shorten the prompts, or lower --max-new-tokens or --chunk)
         (--graphs off, and shorten the prompts, or lower --max-new-tokens or --chunk)

@@ -19,6 +19,7 @@ use crate::model::{Checkpoint, blame};
 /// What would help against a lack of memory.
 const REMEDIES: Remedies = Remedies {
     cache: "lower --max-running or max_new_tokens",
+    no_cache: "raise the limit, or lower --max-running",
     step: "lower --chunk or --max-running",
 };
 

@@ -62,6 +62,7 @@ const LAST_BYTES: Duration = Duration::from_secs(5);
 /// What would help against a lack of memory.
 const REMEDIES: Remedies = Remedies {
     cache: "lower --cache-tokens or --max-running",
+    no_cache: "lower --cache-tokens or --max-running",
     step: "lower --chunk",
 };
 
