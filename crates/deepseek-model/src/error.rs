@@ -128,8 +128,7 @@ impl Error {
     /// own words, which only the text of the causes has in common.
     pub fn is_out_of_device_memory(&self) -> bool {
         const WORDS: [&str; 2] = ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"];
-        let error: &dyn std::error::Error = self;
-        std::iter::successors(Some(error), |error| error.source()).any(|cause| {
+        causes(self).any(|cause| {
             let text = format!("{cause} {cause:?}");
             WORDS.iter().any(|words| text.contains(words))
         })
@@ -145,6 +144,12 @@ impl From<crate::engine::EngineError> for Error {
     }
 }
 
+/// An error, what caused it, what caused that, and so on.
+fn causes(error: &Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    let first: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(first), |error| error.source())
+}
+
 fn steps_of(mode: CaptureMode) -> &'static str {
     match mode {
         CaptureMode::Full => "decode steps",
@@ -157,9 +162,7 @@ fn nor(other: Option<&Error>) -> String {
     let Some(other) = other else {
         return String::new();
     };
-    let error: &dyn std::error::Error = other;
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let causes: Vec<String> = causes.map(ToString::to_string).collect();
+    let causes: Vec<String> = causes(other).map(ToString::to_string).collect();
     format!(" (and {})", causes.join(": "))
 }
 

@@ -44,11 +44,7 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let tokenizer = app.tokenizer.clone();
     let reply = Reply::new(answers, tokenizer, vec![None], logprobs, params.n, tokens);
     let form = Form::new(Kind::Chat, &app.name, logprobs, params.include_usage);
-    if params.stream {
-        Ok(respond::streamed(reply, form))
-    } else {
-        respond::whole(reply, &form).await
-    }
+    respond::answer(reply, form, params.stream).await
 }
 
 impl Chat {

@@ -53,11 +53,7 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let (tokenizer, logprobs) = (app.tokenizer.clone(), completion.logprobs);
     let reply = Reply::new(answers, tokenizer, echoes, logprobs, params.n, tokens);
     let form = Form::new(Kind::Completion, &app.name, logprobs, params.include_usage);
-    if params.stream {
-        Ok(respond::streamed(reply, form))
-    } else {
-        respond::whole(reply, &form).await
-    }
+    respond::answer(reply, form, params.stream).await
 }
 
 impl Completion {

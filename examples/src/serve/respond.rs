@@ -20,11 +20,23 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// What a stream that came to its end ends with.
 const DONE: &str = "[DONE]";
 
+/// The answer, streamed or in one piece.
+///
+/// # Errors
+/// A text of an answer in one piece could not be brought to its end.
+pub(super) async fn answer(reply: Reply, form: Form, stream: bool) -> Result<Response> {
+    if stream {
+        Ok(streamed(reply, form))
+    } else {
+        whole(reply, &form).await
+    }
+}
+
 /// The answer in one piece.
 ///
 /// # Errors
 /// A text could not be brought to its end.
-pub(super) async fn whole(mut reply: Reply, form: &Form) -> Result<Response> {
+async fn whole(mut reply: Reply, form: &Form) -> Result<Response> {
     let mut texts: Vec<Piece> = (0..reply.len())
         .map(|index| Piece {
             index,
@@ -46,7 +58,7 @@ pub(super) async fn whole(mut reply: Reply, form: &Form) -> Result<Response> {
 
 /// The answer as it comes. A failure on the way is the last event, and then there is no `[DONE]`: who
 /// takes that for the end must not take half a text for a whole one.
-pub(super) fn streamed(reply: Reply, form: Form) -> Response {
+fn streamed(reply: Reply, form: Form) -> Response {
     let openings: Vec<Event> = (0..reply.len())
         .filter_map(|index| form.opening(index))
         .map(|opening| event(&opening))
