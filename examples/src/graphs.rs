@@ -39,9 +39,8 @@ pub struct GraphArgs {
     /// Rows from which on a piecewise graph breaks to drop rows, above the sliding window; six
     /// windows without the flag. Smaller graphs run all their rows.
     ///
-    /// So chunks below it drop nothing in these graphs, whatever --replay says. Texts of step-tail, which
-    /// depend on what is dropped, then are others than without graphs; those of the other policies are
-    /// not.
+    /// So chunks below it drop nothing in these graphs, whatever --replay says. That costs time and
+    /// changes no text: nothing reads what --replay would have dropped.
     #[arg(long, value_name = "ROWS", value_parser = flags::text(flags::whole::<u32>), allow_hyphen_values = true)]
     pub trim_threshold: Option<u32>,
     /// Rows of the largest graph. Without the flag, the largest of --capture-sizes, or 2048, and no

@@ -59,7 +59,7 @@ pub struct PolicyArgs {
     ///
     /// The last are those of a window of the model, of which there are 32 in the demo model: step-tail
     /// drops nothing from chunks up to that, and no policy from prompts up to that. On a GPU, chunks below
-    /// --trim-threshold drop nothing in piecewise graphs, which changes texts of step-tail.
+    /// --trim-threshold drop nothing in piecewise graphs; what they are answered stays the same.
     #[arg(
         long,
         value_name = "POLICY",

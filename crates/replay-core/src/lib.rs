@@ -35,7 +35,7 @@
 //! | rule | source |
 //! |---|---|
 //! | the cut is the last of `kv_source_layer_ids`, and past it only window attention mixes rows | the model's published configuration and code |
-//! | [`StepTail`](ReplayPolicy::StepTail) keeps the last `min(q, W)` rows of a chunk, and bounds the window KV of a trimmed one | vLLM's decoder replay, which this policy follows |
+//! | [`StepTail`](ReplayPolicy::StepTail) keeps the last `min(q, W)` rows of a chunk, and bounds the window KV of a longer one by them | vLLM's decoder replay, which this policy follows; there a graph that drops nothing has no bound either, here it has the same, so that answers do not depend on graphs |
 //! | [`PromptTail`](ReplayPolicy::PromptTail) keeps positions from `p - W` on | the same bound taken from the prompt's end, so that which rows run does not depend on the chunks |
 //! | [`Exact`](ReplayPolicy::Exact) keeps `R + (D - i) * (W - 1)` rows in layer `i` | a row reads its own window KV and that of `W - 1` rows before it, each made from the layer before; followed back from the sampled rows |
 //! | decode rows read from `replay_start` | they read nothing below `p - W + 1`, and every policy has written from `p - W` on |

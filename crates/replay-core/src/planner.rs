@@ -227,7 +227,7 @@ impl Planner {
             };
             let (runs, written) = (
                 runs.within(longest),
-                self.tails.written(layer, may_trim).within(longest),
+                self.tails.written(layer).within(longest),
             );
             if runs != ran {
                 (ran, running) = (runs, plan.push_level(entering, requests, runs)?);

@@ -26,10 +26,10 @@
 //! - `PromptTail` wrote from `p - W` on, and `x - W + 1 > p - W`.
 //! - `Exact` wrote from `p - n(i - 1)` on, at the least `p - R - (W - 1) <= p - W` in layer `D`.
 //! - `StepTail` keeps the invariant that after a step ending at `e` the last `W` positions before `e`
-//!   (or all since `replay_start`) are written: a trimmed chunk writes them itself, and any other
-//!   writes all its rows and inherits the rest. A step after it starts at `e` and reads from
-//!   `e - W + 1` on at the lowest. The same holds for prefill chunks that are not trimmed, so these
-//!   need no bound either.
+//!   (or all since `replay_start`) are written: a chunk longer than its tail writes them itself, and any
+//!   other writes all its rows and inherits the rest. A step after it starts at `e` and reads from
+//!   `e - W + 1` on at the lowest. The same holds for prefill chunks that are no longer than their
+//!   tail, so these need no bound either.
 //!
 //! The window's own lower end is therefore the tighter bound, and `replay_start` suffices.
 
@@ -87,16 +87,15 @@ impl Tails {
         }
     }
 
-    /// What has written window KV in replay layer `layer`, this step's rows among it, when the step
-    /// drops rows (`trims`) or keeps the whole batch.
+    /// What has written the window KV that replay layer `layer` may read, this step's rows among it.
     ///
-    /// A tail of the prompt is what the layer before ran in whichever step, so it does not matter
-    /// what this one drops.
-    pub(crate) fn written(&self, layer: u32, trims: bool) -> Tail {
-        match layer.checked_sub(1).map(|before| self.running(before)) {
+    /// Not asked of the step's graph: one that keeps the whole batch writes more, of rows that an eager
+    /// step drops, and nothing reads it. So what a request is answered depends on its policy and, under
+    /// `StepTail`, on its chunks, and never on whether a chunk ran in a graph.
+    pub(crate) fn written(&self, layer: u32) -> Tail {
+        match layer.checked_sub(1) {
             None => Tail::All,
-            Some(Tail::OfStep { .. }) if !trims => Tail::All,
-            Some(tail) => tail,
+            Some(before) => self.running(before),
         }
     }
 }

@@ -98,7 +98,7 @@ static __device__ __forceinline__ u32 kv_bound(const Rule &rule, const Request &
     }
     if (rule.policy == STEP_TAIL) {
         const u32 from = first_running(rule, request, rule.running);
-        return rule.trims && from > request.start ? from : replay_start;
+        return from > request.start ? from : replay_start;
     }
     const u32 written = rule.entering == NONE ? 0 : minus(request.prompt_len, rule.entering);
     return min(max(written, replay_start), request.seq_len);

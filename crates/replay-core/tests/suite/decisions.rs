@@ -131,13 +131,17 @@ fn the_bound_follows_the_prompt_when_the_step_drops_nothing() {
         &[Request::prefill(80, 16..32)],
     );
     assert_eq!(plan.layer(1).kv_start, [32]);
-    // StepTail bounds by what this step drops.
-    let plan = planned(
-        ReplayPolicy::StepTail,
-        full(20),
-        &[Request::prefill(20, 0..20)],
-    );
-    assert_eq!(plan.layer(1).kv_start, [0]);
+    // StepTail bounds by what an eager step drops of the chunk, whether or not this one does.
+    for mode in [GraphMode::None, full(20), piecewise(20)] {
+        let plan = planned(ReplayPolicy::StepTail, mode, &[Request::prefill(20, 0..20)]);
+        assert_eq!(plan.layer(1).kv_start, [12]);
+        let plan = planned(
+            ReplayPolicy::StepTail,
+            mode,
+            &[Request::prefill(20, 12..20)],
+        );
+        assert_eq!(plan.layer(1).kv_start, [0]);
+    }
     // Nothing is ever dropped of a prompt within the window, nor below a prefix hit's window.
     let plan = planned(
         ReplayPolicy::PromptTail,
