@@ -116,7 +116,7 @@ impl FromStr for DeviceArg {
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "cuda" => Ok(Self::Cuda(None)),
-            Some(("cuda", number)) => {
+            Some(("cuda", number)) if number.starts_with(|c: char| c.is_ascii_digit()) => {
                 let number = number.parse().map_err(|_| expected())?;
                 Ok(Self::Cuda(Some(number)))
             }
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!("cpu".parse(), Ok(DeviceArg::Cpu));
         assert_eq!("cuda".parse(), Ok(DeviceArg::Cuda(None)));
         assert_eq!("cuda:3".parse(), Ok(DeviceArg::Cuda(Some(3))));
-        for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0"] {
+        for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:+0", "cpu:0"] {
             assert!(name.parse::<DeviceArg>().is_err(), "{name:?}");
         }
         for name in ["cpu", "cuda", "cuda:0", "cuda:3"] {
@@ -281,7 +281,7 @@ mod tests {
         };
         insta::assert_snapshot!(
             text(memory.into()),
-            @"--chunk 8192: step: 8192 rows take about 9000 bytes of memory, expected at most the 6000 that are available: take fewer rows in a step"
+            @"--chunk 8192: step: 8192 rows take about 8.8 KiB of memory, expected at most the 5.9 KiB that are available: take fewer rows in a step"
         );
     }
 

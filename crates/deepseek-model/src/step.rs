@@ -2,7 +2,8 @@
 
 use candle_core::Tensor;
 
-use crate::{cache::SequenceId, memory::Shortage};
+use crate::cache::SequenceId;
+use crate::memory::{Bytes, Shortage};
 
 /// Which output rows of a request are turned into logits.
 ///
@@ -150,7 +151,8 @@ pub enum StepError {
     },
     /// More rows than the host has memory for.
     #[error(
-        "step: {rows} rows take about {bytes} bytes of memory, {shortage}: take fewer rows in a step"
+        "step: {rows} rows take about {} of memory, {shortage}: take fewer rows in a step",
+        Bytes(*bytes)
     )]
     Memory {
         /// Rows of the step.

@@ -24,7 +24,12 @@ impl DriverStatus {
             2 => "out of memory",
             3 => "not initialized",
             4 => "shutting down",
+            46 => "the GPU is busy or not available",
+            101 => "no such device",
             201 => "invalid context",
+            304 => {
+                "the operating system refused a call, as it does at a limit (ulimit) of open files or addresses"
+            }
             400 => "invalid handle",
             401 => "illegal state",
             500 => "not found",
@@ -45,6 +50,9 @@ impl DriverStatus {
             906 => "implicit dependence on the default stream",
             907 => "operation on a captured event",
             908 => "capture ended from another thread",
+            802 => "the system is not ready yet",
+            803 => "the driver and its library libcuda.so.1 are of different versions",
+            804 => "the library libcuda.so.1 is too new for the driver and this GPU",
             999 => "unknown error",
             _ => return None,
         })

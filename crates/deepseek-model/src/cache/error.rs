@@ -27,7 +27,7 @@ pub enum CacheError {
     #[error(
         "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",
         match bytes {
-            Some(bytes) => format!("{bytes} bytes of memory, {shortage}"),
+            Some(bytes) => format!("{} of memory, {shortage}", Bytes(*bytes)),
             None => "more rows or bytes than can be addressed".to_owned(),
         }
     )]

@@ -137,7 +137,7 @@ mod tests {
         let status = |code| move |facts: &mut DeviceFacts| facts.started = DriverStatus::new(code);
         insta::assert_snapshot!(refused(status(34)), @"there is no CUDA driver: expected the libcuda.so.1 of an NVIDIA driver, got the toolkit's stand-in, which is for linking only");
         insta::assert_snapshot!(refused(status(100)), @"expected an NVIDIA GPU, the driver finds none (CUDA_VISIBLE_DEVICES can hide them)");
-        insta::assert_snapshot!(refused(status(803)), @"the CUDA driver does not start: CUDA status 803");
+        insta::assert_snapshot!(refused(status(803)), @"the CUDA driver does not start: CUDA status 803: the driver and its library libcuda.so.1 are of different versions");
         insta::assert_snapshot!(refused(|facts| facts.driver_version = Version::new(12, 4)), @"expected a driver for CUDA 13.0, with which the kernels were built, got one for CUDA 12.4 and older: update the driver, or build with a CUDA toolkit of at most that version");
         insta::assert_snapshot!(refused(|facts| { facts.gpus = 0; facts.gpu = None; }), @"expected an NVIDIA GPU, the driver finds none (CUDA_VISIBLE_DEVICES can hide them)");
         insta::assert_snapshot!(refused(|facts| { facts.ordinal = 2; facts.gpu = None; }), @"expected a GPU number below 2, got 2: there are 2 GPUs, numbered from 0");

@@ -3,6 +3,8 @@
 
 use std::{fmt, fs};
 
+use super::Bytes;
+
 /// Memory that cannot be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shortage {
@@ -19,7 +21,11 @@ impl Shortage {
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.available {
-            Some(bytes) => write!(f, "expected at most the {bytes} that are available"),
+            Some(bytes) => write!(
+                f,
+                "expected at most the {} that are available",
+                Bytes(bytes)
+            ),
             None => f.write_str("expected no more than can be allocated"),
         }
     }
