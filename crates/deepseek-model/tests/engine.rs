@@ -15,7 +15,7 @@ use common::{
 };
 use deepseek_model::{
     GenerateOptions, Generator, Model, ModelOptions, ReplayPolicy, RunnerOptions,
-    engine::{EndReason, EngineCore, EngineError, EngineRequest, EngineStats, RequestId, Update},
+    engine::{EndReason, EngineCore, EngineOptions, EngineRequest, EngineStats, RequestId, Update},
     sampler::SamplingConfig,
 };
 use proptest::prelude::*;
@@ -144,14 +144,14 @@ fn requests_that_are_refused() {
     insta::assert_snapshot!(refuse(stops.clone()), @"engine: the request has stop texts, which need a tokenizer (EngineOptions::tokenizer)");
     stops.stop_texts.push(String::new());
     insta::assert_snapshot!(refuse(stops), @"engine: stop text 1 is empty: expected 1 character or more (EngineRequest::stop_texts)");
-    for _ in 0..64 {
+    // 4 that can run and 64 that wait.
+    for _ in 0..68 {
         engine.submit(EngineRequest::greedy(vec![5], 1)).unwrap();
     }
     let full = engine
         .submit(EngineRequest::greedy(vec![5], 1))
         .unwrap_err();
-    assert!(matches!(full, EngineError::Full { max: 64 }));
-    insta::assert_snapshot!(full, @"engine: 64 requests wait already (EngineOptions::max_waiting)");
+    insta::assert_snapshot!(full, @"engine: 68 requests are in it already: 4 that can run (CacheOptions::max_sequences) and 64 that may wait (EngineOptions::max_waiting)");
     while !engine.is_idle() {
         engine.step();
     }
@@ -162,6 +162,66 @@ fn requests_that_are_refused() {
     while !engine.is_idle() {
         engine.step();
     }
+}
+
+/// Prompts that begin alike and come at once would each compute the beginning: those behind the first
+/// wait for the step that computes it, and no others do.
+#[test]
+fn prompts_that_begin_alike_wait_for_the_first() {
+    let options = |prefix_cache| EngineOptions {
+        max_step_tokens: NonZeroUsize::new(500).unwrap(),
+        ..engine_options(ReplayPolicy::PromptTail, 64, prefix_cache)
+    };
+    let begun = |prefix_cache, requests: Vec<EngineRequest>| -> Vec<Vec<usize>> {
+        let mut engine = EngineCore::new(MODEL.clone(), options(prefix_cache)).unwrap();
+        let ids: Vec<_> = requests
+            .into_iter()
+            .map(|r| engine.submit(r).unwrap())
+            .collect();
+        let mut steps = Vec::new();
+        while !engine.is_idle() {
+            let started = engine
+                .step()
+                .into_iter()
+                .filter_map(|(id, update)| match update {
+                    Update::Started { cached } => Some((id, cached.start)),
+                    _ => None,
+                });
+            steps.push(started.collect::<Vec<_>>());
+        }
+        let step_and_start = |id| {
+            let mut of_step = steps.iter().enumerate();
+            let found = of_step.find_map(|(step, ids)| {
+                let (_, start) = ids.iter().find(|(other, _)| *other == id)?;
+                Some(vec![step, *start])
+            });
+            found.unwrap()
+        };
+        ids.into_iter().map(step_and_start).collect()
+    };
+    let alike = |own| EngineRequest::greedy(prompt(1, 40, own, 50), 3);
+    // 5 pages of 8 are found, and a window of 3 rows is computed again.
+    let requests = || vec![alike(1), alike(2), alike(3)];
+    assert_eq!(begun(true, requests()), [[0, 0], [1, 37], [1, 37]]);
+    assert_eq!(begun(false, requests()), [[0, 0]; 3]);
+    // Another salt shares nothing, and of a prompt whose rows are all read none is spared.
+    let salted = EngineRequest {
+        salt: 1,
+        ..alike(2)
+    };
+    let read = EngineRequest {
+        prompt_logprobs: true,
+        ..alike(2)
+    };
+    assert_eq!(begun(true, vec![alike(1), salted, read]), [[0, 0]; 3]);
+    // What is alike is too short to spare anything.
+    let short = EngineRequest::greedy(prompt(1, 9, 2, 50), 3);
+    let other = EngineRequest::greedy(prompt(1, 7, 3, 50), 3);
+    assert_eq!(
+        begun(true, vec![alike(1), other, alike(4)]),
+        [[0, 0], [0, 0], [1, 37]]
+    );
+    assert_eq!(begun(true, vec![alike(1), short]), [[0, 0], [1, 5]]);
 }
 
 /// Stop ids, log-probabilities of prompt and output, deadlines, nothing to generate.

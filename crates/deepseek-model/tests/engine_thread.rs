@@ -130,11 +130,21 @@ fn a_full_queue_pushes_back() {
     while engine.stats().waiting > 0 {
         thread::yield_now();
     }
-    let waiting: Vec<_> = (0..2)
+    // Three more can run, and two can wait.
+    let waiting: Vec<_> = (0..5)
         .map(|i| engine.submit(request(i, 9, 2)).unwrap())
         .collect();
     let full = engine.submit(request(3, 9, 2)).unwrap_err();
-    assert!(matches!(full, EngineError::Full { max: 2 }), "{full}");
+    assert!(
+        matches!(
+            full,
+            EngineError::Full {
+                running: 4,
+                waiting: 2
+            }
+        ),
+        "{full}"
+    );
     drop(go);
     for updates in waiting {
         assert_eq!(tokens(&updates.collect::<Vec<_>>()).len(), 2);

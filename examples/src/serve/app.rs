@@ -46,8 +46,8 @@ pub(super) struct Limits {
     pub(super) body: usize,
     /// Tokens of a text where a client does not say.
     pub(super) new_tokens: usize,
-    /// Requests that wait.
-    pub(super) waiting: usize,
+    /// Texts of one.
+    pub(super) texts: usize,
     /// How long a request takes.
     pub(super) time: Option<Duration>,
 }
@@ -134,7 +134,7 @@ impl App {
     /// One of them is refused; then none is made.
     pub(super) fn order(&self, order: Order<'_>) -> Result<Answers> {
         let params = order.params;
-        check_choices(order.prompts.len(), params.n, self.limits.waiting)?;
+        check_choices(order.prompts.len(), params.n, self.limits.texts)?;
         let requests = order
             .prompts
             .iter()

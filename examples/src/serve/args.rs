@@ -80,7 +80,7 @@ pub struct ServeArgs {
     /// Texts that are made at a time at most, 1 or above.
     #[arg(long, value_name = "N", default_value = "16", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
     pub max_running: NonZeroUsize,
-    /// Texts that wait beside these at most, 1 or above; a request that finds no place is refused.
+    /// Texts that wait beside these at most, 1 or above; a request whose texts find no place is refused.
     #[arg(long, value_name = "N", default_value = "256", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
     pub max_waiting: NonZeroUsize,
     /// Tokens that all texts in the KV cache can have together, prompts and outputs [default: 4096 for
@@ -145,7 +145,10 @@ impl ServeArgs {
         Limits {
             body: usize::try_from(self.max_body.0).unwrap_or(usize::MAX),
             new_tokens: self.max_new_tokens.get(),
-            waiting: self.max_waiting.get(),
+            texts: self
+                .max_running
+                .get()
+                .saturating_add(self.max_waiting.get()),
             time: self
                 .request_timeout
                 .map(|seconds| Duration::from_secs(seconds.get().into())),

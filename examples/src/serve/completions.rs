@@ -65,7 +65,7 @@ impl Completion {
             return Err(ApiError::field("prompt", "expected a text, got none"));
         };
         let prompts = prompts(&prompt)?;
-        check_choices(prompts.len(), params.n, app.limits.waiting)?;
+        check_choices(prompts.len(), params.n, app.limits.texts)?;
         let echo = fields.take("echo", "true or false", Value::as_bool)?;
         let logprobs = fields.take("logprobs", "a whole number, 0 or above", Value::as_u64)?;
         if logprobs.is_some_and(|number| number > 0) {

@@ -92,10 +92,13 @@ impl ApiError {
     /// What the engine says to a request whose prompt came in `param`.
     pub(super) fn of_engine(param: &str, error: EngineError) -> Self {
         match error {
-            EngineError::Full { max } => Self::new(
+            EngineError::Full { running, waiting } => Self::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "queue_full",
-                format!("{max} texts wait already: ask again later"),
+                format!(
+                    "{} texts run or wait already: ask again later",
+                    running.saturating_add(waiting)
+                ),
             ),
             EngineError::TooLong { tokens, fits } => {
                 let message = format!("the text may have {tokens} tokens: expected at most {fits}");

@@ -82,8 +82,7 @@ impl KvCache {
         let page_tokens = self.pool.page_tokens();
         let mut pages = Vec::new();
         if !keeps_rows {
-            let read = self.planner.sampled_rows();
-            let whole = &prompt[..at_most.min(prompt.len().saturating_sub(read))];
+            let whole = &prompt[..at_most.min(self.findable(prompt.len()))];
             pages = self.pool.prefixes.find(salt, whole, page_tokens);
         }
         let hit = pages.len() * page_tokens;
@@ -140,8 +139,27 @@ impl KvCache {
     }
 
     /// Whether a sequence that finds entries gives what one gives that finds none.
-    pub(super) fn rebuilds_exactly(&self) -> bool {
+    pub(crate) fn rebuilds_exactly(&self) -> bool {
         matches!(self.policy(), ReplayPolicy::Off | ReplayPolicy::Exact)
+    }
+
+    /// Whether others may find the pages that a sequence fills; `false` for one that is not there.
+    pub(crate) fn publishes(&self, id: SequenceId) -> bool {
+        let sequence = self.sequences.get(id);
+        sequence.is_ok_and(|sequence| sequence.published.is_some())
+    }
+
+    /// Tokens that a prompt is spared whose first `known` tokens others have computed; what
+    /// [`CachedPrefix::start`] would be.
+    pub(crate) fn spared(&self, known: usize, prompt_len: usize) -> usize {
+        let known = known.min(self.findable(prompt_len));
+        let hit = known - known % self.page_tokens();
+        self.rerun_from(hit, prompt_len).unwrap_or(0)
+    }
+
+    /// Tokens of a prompt that may be found: none is among them of which a row may be read.
+    fn findable(&self, prompt_len: usize) -> usize {
+        prompt_len.saturating_sub(self.planner.sampled_rows())
     }
 
     /// Where a prompt has to be computed from after a hit of so many tokens; `None` if that is before

@@ -128,11 +128,8 @@ impl EngineCore {
     /// refused, a stop text is empty, or there are some and no tokenizer.
     pub fn submit(&mut self, request: EngineRequest) -> Result<RequestId, EngineError> {
         check(self.model(), &self.options, &request, self.fits())?;
-        let max = self.options.max_waiting;
-        // One that lost its room has been taken in before.
-        let new = self.waiting.iter().filter(|job| job.cached.is_none());
-        if new.count() >= max {
-            return Err(EngineError::Full { max });
+        if self.waiting.len() + self.running.len() >= self.options.holds() {
+            return Err(self.options.full());
         }
         let id = RequestId(self.next_id);
         let job = Job::new(id, request, self.options.tokenizer.clone())?;

@@ -61,8 +61,9 @@ pub struct EngineOptions {
     pub runner: RunnerOptions,
     /// Rows of a step at most. Decode rows come first; prompts share what is left.
     pub max_step_tokens: NonZeroUsize,
-    /// Requests that wait at most, beside those that run. A request waits at least until the next step, so
-    /// that 0 takes none.
+    /// Requests that are taken in at most beyond those that can run at once, which are
+    /// [`CacheOptions::max_sequences`](crate::CacheOptions::max_sequences). They wait for a place; where
+    /// there is no room for as many as can run, more do.
     pub max_waiting: usize,
     /// Whether prompts find the entries that others have computed of the same beginning; see
     /// [`KvCache::add_prompt`](crate::KvCache::add_prompt).
@@ -72,15 +73,35 @@ pub struct EngineOptions {
     pub tokenizer: Option<Arc<Tokenizer>>,
 }
 
+impl EngineOptions {
+    /// Requests that are in an engine at most, those that run among them.
+    pub const fn holds(&self) -> usize {
+        self.cache.max_sequences.saturating_add(self.max_waiting)
+    }
+
+    fn full(&self) -> EngineError {
+        EngineError::Full {
+            running: self.cache.max_sequences,
+            waiting: self.max_waiting,
+        }
+    }
+}
+
 /// Why an engine does not take a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// As many wait as may.
-    #[error("engine: {max} requests wait already (EngineOptions::max_waiting)")]
+    /// It has as many as it takes.
+    #[error(
+        "engine: {} requests are in it already: {running} that can run (CacheOptions::max_sequences) and \
+         {waiting} that may wait (EngineOptions::max_waiting)",
+        running.saturating_add(*waiting)
+    )]
     Full {
-        /// Requests that may wait.
-        max: usize,
+        /// Requests that can run at once.
+        running: usize,
+        /// Requests that may wait for a place.
+        waiting: usize,
     },
     /// The cache could not hold the request if it were alone.
     #[error(

@@ -1,7 +1,7 @@
 //! Which requests run in the next step, and on how many of their tokens.
 
 use super::{EngineCore, core::Running, request::Update};
-use crate::{PrefixOptions, ReplayPolicy, Result, SequenceOptions};
+use crate::{PrefixOptions, Result, SequenceOptions};
 
 /// A request's part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +112,10 @@ impl EngineCore {
                 }
             };
             self.running.push(Running { job, sequence });
+            if self.finds_more_after(plan, index, cached.start) {
+                self.withdraw(index)?;
+                break;
+            }
             let known = self.running[index].job.tokens.len();
             let needed = self.missing(index, known + 1)?;
             if index > 0 && needed + reserved > self.free(plan) {
@@ -133,6 +137,43 @@ impl EngineCore {
         Ok(())
     }
 
+    /// Whether the request at `index`, which would begin at `start`, finds more in the cache if it waits
+    /// for this step: another one computes in it what both begin with. It does not wait for ever, as
+    /// what it waits for is done by the step.
+    fn finds_more_after(&self, plan: &Plan, index: usize, start: usize) -> bool {
+        let (job, cache) = (&self.running[index].job, self.runner.cache());
+        let prompt = &job.request.prompt;
+        if !self.options.prefix_cache || job.request.prompt_logprobs {
+            return false;
+        }
+        plan.parts.iter().any(|part| {
+            let Running {
+                job: other,
+                sequence,
+            } = &self.running[part.index];
+            let end = part.start + part.tokens;
+            // All of a prompt that was computed before this step was looked for.
+            let prefills = part.start < other.prompt_len() && start < end;
+            let salts = [other, job].map(|job| job.request.salt);
+            if !prefills || salts[0] != salts[1] || !cache.publishes(*sequence) {
+                return false;
+            }
+            let page = cache.page_tokens();
+            let done = other.request.prompt[..end].chunks_exact(page);
+            let known = prompt.chunks_exact(page).zip(done);
+            let known = known.take_while(|(own, other)| own == other).count() * page;
+            cache.spared(known.min(self.finds_at_most(job)), prompt.len()) > start
+        })
+    }
+
+    /// Tokens that a request may find in the cache.
+    fn finds_at_most(&self, job: &super::job::Job) -> usize {
+        match job.cached {
+            Some(before) if !self.runner.cache().rebuilds_exactly() => before.tokens,
+            _ => usize::MAX,
+        }
+    }
+
     /// Adds a request's sequence to the cache.
     fn add(&mut self, job: &super::job::Job) -> Result<(crate::SequenceId, crate::CachedPrefix)> {
         let keeps_rows = job.request.prompt_logprobs;
@@ -143,17 +184,9 @@ impl EngineCore {
             };
             return Ok((self.runner.add(options)?, crate::CachedPrefix::default()));
         }
-        let exact = matches!(
-            self.runner.cache().policy(),
-            ReplayPolicy::Off | ReplayPolicy::Exact
-        );
-        let at_most = match job.cached {
-            Some(before) if !exact => before.tokens,
-            _ => usize::MAX,
-        };
         let prefix = PrefixOptions {
             salt: job.request.salt,
-            at_most,
+            at_most: self.finds_at_most(job),
         };
         self.runner
             .add_prompt(&job.request.prompt, keeps_rows, prefix)

@@ -30,11 +30,37 @@ struct Order {
 /// What the thread and its clients share.
 #[derive(Debug, Default)]
 struct Shared {
-    /// Requests that have not begun to run.
+    /// Requests that were taken in and have not ended.
+    held: AtomicUsize,
+    /// Those of them that have not begun to run.
     waiting: AtomicUsize,
     /// No step runs any more.
     abandoned: AtomicBool,
     stats: Mutex<EngineStats>,
+}
+
+// Only the numbers matter, so no order with other memory is needed.
+impl Shared {
+    /// Counts one more request, if there is a place for it.
+    fn enter(&self, places: usize) -> bool {
+        let one_more = |held: usize| (held < places).then_some(held + 1);
+        let held = &self.held;
+        let entered = held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        if entered.is_ok() {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+        }
+        entered.is_ok()
+    }
+
+    /// A request begins to run, or never will.
+    fn begin(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A request has ended.
+    fn leave(&self) {
+        self.held.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// An [`EngineCore`] on a thread of its own. Requests can come from many threads.
@@ -159,15 +185,8 @@ impl Engine {
     ) -> Result<Arc<AtomicBool>, EngineError> {
         super::core::check(&self.model, &self.options, &request, self.fits)?;
         let orders = self.orders.as_ref().ok_or(Error::EngineStopped)?;
-        let max = self.options.max_waiting;
-        let one_more = |waiting: usize| (waiting < max).then_some(waiting + 1);
-        // Only the number matters, so no order with other memory is needed.
-        let counted = &self.shared.waiting;
-        if counted
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
-            .is_err()
-        {
-            return Err(EngineError::Full { max });
+        if !self.shared.enter(self.options.holds()) {
+            return Err(self.options.full());
         }
         let cancelled = Arc::new(AtomicBool::new(false));
         let order = Order {
@@ -176,7 +195,8 @@ impl Engine {
             cancelled: cancelled.clone(),
         };
         if orders.send(order).is_err() {
-            counted.fetch_sub(1, Ordering::Relaxed);
+            self.shared.begin();
+            self.shared.leave();
             return Err(Error::EngineStopped.into());
         }
         Ok(cancelled)
@@ -332,7 +352,8 @@ impl Worker {
             }
             // It was checked when it was ordered.
             Err(error) => {
-                self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+                self.shared.begin();
+                self.shared.leave();
                 let error = Error::from(error);
                 tell(&mut client.sink, Update::Failed(Arc::new(error)));
             }
@@ -364,7 +385,10 @@ impl Worker {
         let is_last = update.is_last();
         if !client.started && (is_last || matches!(update, Update::Started { .. })) {
             client.started = true;
-            self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.shared.begin();
+        }
+        if is_last {
+            self.shared.leave();
         }
         let wanted = tell(&mut client.sink, update);
         if is_last {

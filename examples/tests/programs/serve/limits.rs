@@ -14,11 +14,20 @@ fn a_full_queue_is_told() {
     let _waits = server.begin(PATH, &long());
     server.wait_for("replay_requests_waiting", 1.0);
     let refused = server.post(PATH, &json!({"prompt": "a", "max_tokens": 1}));
-    insta::assert_snapshot!(refused.refusal(), @"429 rate_limit_error, queue_full, -: 1 texts wait already: ask again later");
+    insta::assert_snapshot!(refused.refusal(), @"429 rate_limit_error, queue_full, -: 2 texts run or wait already: ask again later");
     assert_eq!(refused.header("retry-after"), Some("1"));
-    // More than can ever wait is no matter of time.
-    let refused = server.post(PATH, &json!({"prompt": "a", "n": 2}));
-    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: the request asks for 2 texts: expected at most 1");
+    // More than there are ever places for is no matter of time.
+    let refused = server.post(PATH, &json!({"prompt": "a", "n": 3}));
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: the request asks for 3 texts: expected at most 2");
+}
+
+/// A request's texts come one after the other, faster than any can begin to run: those that find a
+/// place at once do not count as waiting.
+#[test]
+fn texts_that_can_run_at_once_do_not_wait() {
+    let server = Server::start(&["--max-running", "4", "--max-waiting", "1"]);
+    let five = json!({"prompt": "a", "n": 5, "max_tokens": 2});
+    assert_eq!(server.post(PATH, &five).status, 200);
 }
 
 /// Some texts of a request may find a place and others none: then none of them may go on.
