@@ -8,7 +8,13 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use candle_core::Device;
 use deepseek_model::ReplayPolicy;
 
-use super::{geometry::Geometry, tasks::ServingCase};
+use super::{
+    geometry::{Geometry, short},
+    tasks::ServingCase,
+};
+
+/// Steps of a prompt at most: each is planned before the first runs.
+const MOST_CHUNKS: usize = 1 << 14;
 
 /// What `--help` prints.
 pub(crate) const HELP: &str = "\
@@ -107,7 +113,10 @@ impl Flags {
     }
 
     /// What is measured: the defaults of the model, but for what is asked for.
-    pub(crate) fn geometry(&self) -> Geometry {
+    ///
+    /// # Errors
+    /// If a prompt would take more steps than anyone waits for.
+    pub(crate) fn geometry(&self) -> Result<Geometry> {
         fn or<T: Clone>(asked: &[T], default: &mut Vec<T>) {
             if !asked.is_empty() {
                 *default = asked.to_vec();
@@ -126,7 +135,17 @@ impl Flags {
             let of = |&requests| ServingCase { requests, ..case };
             geometry.serving = asked.iter().map(of).collect();
         }
-        geometry
+        let chunk = geometry.chunk;
+        for &length in &geometry.lengths {
+            let steps = length.div_ceil(chunk);
+            ensure!(
+                steps <= MOST_CHUNKS,
+                "a prompt of {} in chunks of {chunk} takes {steps} steps: expected at most \
+                 {MOST_CHUNKS} (--lengths, --chunk)",
+                short(length)
+            );
+        }
+        Ok(geometry)
     }
 
     /// The device to measure on.
@@ -146,11 +165,19 @@ impl Flags {
     }
 }
 
-fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
-    text.split(',').map(parse).collect()
+/// What is there twice is measured once.
+fn list<T: PartialEq>(text: &str, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    for item in text.split(',') {
+        let item = parse(item)?;
+        if !list.contains(&item) {
+            list.push(item);
+        }
+    }
+    Ok(list)
 }
 
-fn list_or_none<T>(text: &str, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
+fn list_or_none<T: PartialEq>(text: &str, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
     match text {
         "none" => Ok(Vec::new()),
         _ => list(text, parse),

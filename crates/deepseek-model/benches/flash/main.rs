@@ -38,10 +38,15 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            note(format_args!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Tells whoever watches. A full disk behind standard error ends no run.
+pub(crate) fn note(text: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Writes the drawing, if one is asked for.
@@ -52,7 +57,7 @@ fn draw(record: &record::Record, flags: &Flags) -> Result<()> {
     if let Some(drawing) = plot::svg(record) {
         return record::write(file, &drawing);
     }
-    eprintln!("nothing to draw: of no length was `off` measured without graphs");
+    note("nothing to draw: of no length was `off` measured without graphs");
     Ok(())
 }
 
@@ -65,7 +70,7 @@ pub(crate) fn run(flags: &Flags, out: &mut dyn Write) -> Result<bool> {
     let mut pace = pace::Pace::new(flags.budget);
     let peer = flags.peer.as_deref().map(peer::Peer::read).transpose()?;
     let device = flags.device()?;
-    let geometry = flags.geometry();
+    let geometry = flags.geometry()?;
     let config = geometry.config()?;
     let rates = rates::measure(&device, flags.tiny)?;
     pace.rates(&rates);

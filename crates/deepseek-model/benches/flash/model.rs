@@ -12,7 +12,7 @@ use deepseek_model::{
 };
 use serde::Serialize;
 
-use super::record::Record;
+use super::{note, record::Record};
 
 /// What building the model came to.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -51,7 +51,7 @@ pub(crate) fn build(
             .map(|(b, a)| b.free.saturating_sub(a.free)),
         expert_shares: expert_shares(&model, seed)?,
     };
-    eprintln!("drew the weights in {seconds:.1} s");
+    note(format_args!("drew the weights in {seconds:.1} s"));
     Ok(Arc::new(model))
 }
 

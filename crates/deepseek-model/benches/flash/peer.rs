@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use deepseek_model::PhaseTimes;
 use serde::{Deserialize, Serialize};
 
@@ -46,8 +46,26 @@ impl Peer {
     pub(crate) fn read(file: &Path) -> Result<Self> {
         let text =
             std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let peer = serde_json::from_slice(&text);
+        let peer = serde_json::from_slice(&text).map_err(anyhow::Error::from);
+        let peer = peer.and_then(|peer: Self| peer.check().map(|()| peer));
         peer.with_context(|| format!("{} is not what peer_torch.py writes", file.display()))
+    }
+
+    /// Whether it can stand in a table.
+    fn check(&self) -> Result<()> {
+        let named = self.prompts.iter().flat_map(|prompt| prompt.phases.iter());
+        let steps = self.decode.iter().map(|decode| &decode.step);
+        for times in named.map(|(_, times)| times).chain(steps) {
+            for ms in [times.eager, times.graph].into_iter().flatten() {
+                ensure!(ms >= 0.0, "expected times of 0 ms or more, got {ms}");
+            }
+        }
+        let policies = self.prompts.iter().map(|prompt| &prompt.policy);
+        for name in policies.chain([&self.device, &self.torch]) {
+            let odd = |c: char| c.is_control() || c == '|';
+            ensure!(!name.contains(odd), "expected a name, got {name:?}");
+        }
+        Ok(())
     }
 
     /// Prints it beside what was measured here of the same.

@@ -36,7 +36,11 @@ pub(crate) fn svg(record: &Record) -> Option<String> {
             8.0,
             y + BAR - 4.0,
             "start",
-            &format!("{} tokens", short(length)),
+            &format!(
+                "{} token{}",
+                short(length),
+                if length == 1 { "" } else { "s" }
+            ),
         );
         for bar in bars {
             draw(&mut body, y, bar, off);

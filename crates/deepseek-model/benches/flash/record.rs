@@ -15,6 +15,7 @@ use super::{
     flags::Flags,
     geometry::Geometry,
     model::Built,
+    note,
     pace::{Kind, Pace},
     prefill::Prefill,
     rates::{self, Rates},
@@ -139,7 +140,7 @@ impl Record {
             }
         };
         self.seconds = pace.spent();
-        eprintln!("[{:6.1} s] {line}", self.seconds);
+        note(format_args!("[{:6.1} s] {line}", self.seconds));
     }
 
     /// Writes everything so far.

@@ -12,6 +12,13 @@ pub(crate) struct Spread {
     pub(crate) runs: usize,
 }
 
+/// The median of sorted values, of which there are some.
+fn middle(values: &[f64]) -> f64 {
+    let upper = values.len() / 2;
+    let lower = (values.len() - 1) / 2;
+    f64::midpoint(values[lower], values[upper])
+}
+
 impl Spread {
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
@@ -20,7 +27,7 @@ impl Spread {
             return Self::default();
         };
         Self {
-            median: values[values.len() / 2],
+            median: middle(&values),
             least,
             most,
             runs: values.len(),

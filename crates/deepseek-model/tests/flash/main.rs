@@ -161,6 +161,64 @@ fn a_peer_is_printed_beside() {
         error.contains("is not what peer_torch.py writes"),
         "{error}"
     );
+    for (right, wrong) in [("5.5", "-5.5"), ("some", "a | b"), ("2.0", "2\\n0")] {
+        std::fs::write(&file, peer.replace(right, wrong)).unwrap();
+        let error = format!("{:#}", flash::run(&flags, &mut Vec::new()).unwrap_err());
+        assert!(
+            error.contains("is not what peer_torch.py writes: expected"),
+            "{error}"
+        );
+    }
+}
+
+/// What is asked for twice is measured once, and a prompt that would be planned for minutes is refused.
+#[test]
+fn lists_that_make_no_sense() {
+    let twice = [
+        "--policies",
+        "off,exact,off",
+        "--lengths",
+        "64,64",
+        "--batches",
+        "2,1,2",
+        "--contexts",
+        "64,64",
+        "--graphs",
+        "on,on",
+        "--serving",
+        "4,4",
+    ];
+    let geometry = flags(&twice).geometry().unwrap();
+    let tasks: Vec<_> = flash::tasks::in_order(&geometry)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    insta::assert_snapshot!(tasks.join("\n"), @r"
+        decode of 2 after 64, graphs on
+        prompt of 64, off, graphs on
+        prompt of 64, exact, graphs on
+        decode of 1 after 64, graphs on
+        4 requests of 256 + 64 tokens
+        ");
+    let long = flags(&["--lengths", "1024K", "--chunk", "1"])
+        .geometry()
+        .unwrap_err();
+    insta::assert_snapshot!(long, @"a prompt of 1024K in chunks of 1 takes 1048576 steps: expected at most 16384 (--lengths, --chunk)");
+}
+
+/// The median of an even number of values lies between the middle two.
+#[test]
+fn medians() {
+    for (values, median) in [
+        (&[3.0][..], 3.0),
+        (&[4.0, 1.0], 2.5),
+        (&[9.0, 1.0, 2.0], 2.0),
+    ] {
+        assert_eq!(
+            flash::spread::Spread::of(values.iter().copied()).median,
+            median
+        );
+    }
 }
 
 /// Plans are what runs.
@@ -169,7 +227,7 @@ fn planned_rows_are_the_rows_that_run() {
     use deepseek_model::{
         CacheOptions, LogitRows, Model, ModelOptions, ReplayPolicy, SequenceOptions, StepRequest,
     };
-    let config = flags(&[]).geometry().config().unwrap();
+    let config = flags(&[]).geometry().unwrap().config().unwrap();
     let model = Model::random(config.clone(), ModelOptions::default(), 1).unwrap();
     for policy in ReplayPolicy::ALL {
         let mut cache = model
