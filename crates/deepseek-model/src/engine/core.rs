@@ -30,9 +30,10 @@ pub(super) struct Running {
 ///
 /// Each [`Self::step`] runs a decode row of the sequences whose text is computed, then as many tokens
 /// of prompts as the budget leaves, oldest request first. A request begins to run when there is a place
-/// and room for all that is known of it. One that later finds no room for its next token takes that of
-/// the youngest, which is computed again from the tokens that it has. Where a budget is smaller than the
-/// number of sequences that decode, the oldest do.
+/// and room for all that is known of it; a step later where another one's step computes what both begin
+/// with. One that later finds no room for its next token takes that of the youngest, which is computed
+/// again from the tokens that it has. Where a budget is smaller than the number of sequences that decode,
+/// the oldest do.
 ///
 /// Texts are those of lone runs, up to rounding: under `Exact` and `Off` always, under `PromptTail` where
 /// nothing is found in the cache. Under `StepTail` they depend on how prompts are cut into chunks, and so
