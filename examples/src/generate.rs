@@ -40,6 +40,13 @@ const REMEDIES: Remedies = Remedies {
     step: "lower --chunk, or give fewer prompts",
 };
 
+/// The same where there is one prompt.
+const REMEDIES_OF_ONE: Remedies = Remedies {
+    cache: "shorten the prompt, or lower --max-new-tokens",
+    no_cache: "raise the limit",
+    step: "lower --chunk",
+};
+
 const AFTER_HELP: &str = "\
 The summary counts the tokens that were chosen, the one that ended a text included. The first of a
 text comes with the step that ends its prefill; the pace of decode is that of steps without prefill.
@@ -142,9 +149,13 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let demand = Demand::of_generation(&checkpoint.config, (&held).into(), &options, &lengths);
     demand.estimate().map_err(|error| args.blame(error))?;
+    let remedies = match lengths[..] {
+        [_] => &REMEDIES_OF_ONE,
+        _ => &REMEDIES,
+    };
     let mut account = args
         .memory
-        .open(&args.model, &held.device, &demand, &REMEDIES)?;
+        .open(&args.model, &held.device, &demand, remedies)?;
     let idle = args
         .graphs
         .idle(args.model.device, Some(args.policy.replay));
@@ -154,7 +165,12 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     }
     let device = held.device.clone();
     let model = args.model.load(held, io.watched)?;
-    let (layers, positions) = (model.config().layers.len(), model.config().max_positions);
+    let config = model.config();
+    let (layers, positions, window) = (
+        config.layers.len(),
+        config.max_positions,
+        config.sliding_window,
+    );
     let mut generator =
         Generator::new(model, ids.clone(), options).map_err(|error| args.blame(error))?;
     account.loaded(&device)?;
@@ -181,6 +197,7 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         generator,
         maps,
         positions,
+        droppable: lengths.iter().any(|len| *len > window),
         memory: || account.close(&device, captured),
     }
     .run(io)
@@ -233,6 +250,8 @@ struct Session<'a, M> {
     maps: Vec<RowMap>,
     /// Of the model.
     positions: usize,
+    /// Whether a prompt is longer than the model's window.
+    droppable: bool,
     /// What the run took of its device, once it is over.
     memory: M,
 }
@@ -375,6 +394,7 @@ impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
             logprobs: self.args.logprobs,
             cut_off: self.generator.results().filter(cut_off).count(),
             positions: self.positions,
+            droppable: self.droppable,
         };
         write!(err, "{summary}")?;
         write!(err, "{}", phase_table(self.generator.summary()))

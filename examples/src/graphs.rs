@@ -20,7 +20,8 @@ pub struct GraphArgs {
     /// prompt), piecewise (any step, in a graph that breaks where rows are dropped) or
     /// full-and-piecewise (full where it can be, else piecewise) [default: full-and-piecewise].
     ///
-    /// Steps whose graphs cannot be captured, as for lack of memory, run without, and a warning says so.
+    /// Graphs that by estimate do not fit the memory are refused before the weights are read. Should a
+    /// capture fail nonetheless, its steps run without, and a warning says so.
     #[arg(long, value_name = "MODE", value_enum, allow_hyphen_values = true)]
     pub graphs: Option<GraphsArg>,
     /// Rows of a step to capture graphs for, separated by commas. Without the flag, powers of two for

@@ -128,6 +128,8 @@ impl Remedies {
                 let chunk = if gpu { " or --chunk" } else { "" };
                 format!(" ({graphs}{}{chunk})", self.cache)
             }
+            // Nothing that makes a step smaller helps where none fits.
+            MemoryError::Workspace { fits: 0, .. } => String::new(),
             MemoryError::Workspace { .. } => format!(" ({})", self.step),
             MemoryError::Graphs { .. } => format!(" ({FEWER})"),
             _ => String::new(),
@@ -165,7 +167,12 @@ impl fmt::Display for MemoryTable {
         };
         let graphs = format!(", {}", count(gpu.graphs, "graph"));
         row("graphs", gpu.graph_bytes, &graphs)?;
-        row("buffers", gpu.buffers, " of graphs, and rounding")?;
+        let of_what = if gpu.graphs > 0 {
+            " of graphs, and rounding"
+        } else {
+            " of the engine, and rounding"
+        };
+        row("buffers", gpu.buffers, of_what)?;
         row(
             "workspace",
             gpu.workspace,
@@ -224,6 +231,12 @@ mod tests {
             fits,
         };
         let cache = |graphs| of_cache(graphs, 30_208);
+        let of_step = |fits| MemoryError::Workspace {
+            limit: 5 << 30,
+            need: need(0),
+            rows: 8193,
+            fits,
+        };
         let remedies = Remedies {
             cache: "shorten the prompts, or lower --max-new-tokens",
             no_cache: "raise the limit, or give fewer prompts",
@@ -235,14 +248,8 @@ mod tests {
             help(&cache(0), false),
             help(&cache(0), true),
             help(&cache(1 << 30), true),
-            help(
-                &MemoryError::Workspace {
-                    limit: 5 << 30,
-                    need: need(0),
-                    rows: 8193,
-                },
-                true,
-            ),
+            help(&of_step(100), true),
+            help(&of_step(0), true),
             help(
                 &MemoryError::Graphs {
                     limit: 9 << 30,
@@ -257,6 +264,7 @@ mod tests {
         (shorten the prompts, or lower --max-new-tokens or --chunk)
         (--graphs off, and shorten the prompts, or lower --max-new-tokens or --chunk)
         (lower --chunk, or give fewer prompts)
+
         (--graphs off captures none; --capture-sizes, --replay-capture-sizes and --max-captured-tokens make them fewer or smaller)
         ");
     }

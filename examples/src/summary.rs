@@ -27,6 +27,21 @@ pub struct Summary<'a> {
     pub cut_off: usize,
     /// Positions of the model.
     pub positions: usize,
+    /// Whether a prompt is longer than the model's window, so that some of its rows can be dropped.
+    pub droppable: bool,
+}
+
+impl Summary<'_> {
+    /// Steps with prefill rows in graphs that ran them all, where the policy could drop some.
+    fn whole_in_graphs(&self) -> usize {
+        use ReplayPolicy::{PromptTail, StepTail};
+        if self.logprobs || !self.droppable || !matches!(self.policy, StepTail | PromptTail) {
+            return 0;
+        }
+        let steps = &self.cost.steps;
+        let kinds = [steps.prefill, steps.mixed].map(|kind| kind.piecewise);
+        kinds.iter().map(|count| count.steps - count.trimmed).sum()
+    }
 }
 
 impl std::fmt::Display for Summary<'_> {
@@ -85,6 +100,11 @@ impl std::fmt::Display for Summary<'_> {
         )?;
         if self.logprobs && self.policy != ReplayPolicy::Off {
             write!(f, "; --logprobs reads every row, so none is dropped")?;
+        }
+        let whole = self.whole_in_graphs();
+        if whole > 0 {
+            let steps = count(whole, "step");
+            write!(f, "; {steps} in graphs dropped none (--trim-threshold)")?;
         }
         writeln!(f)?;
         if self.cut_off > 0 {
@@ -145,7 +165,7 @@ mod tests {
                     ..Default::default()
                 },
                 mixed: ModeCounts {
-                    piecewise: of(2, 2),
+                    piecewise: of(2, 1),
                     ..Default::default()
                 },
                 decode: ModeCounts {
@@ -166,20 +186,21 @@ mod tests {
                 logprobs,
                 cut_off: 0,
                 positions: 4096,
+                droppable: true,
             }
             .to_string()
         };
         insta::assert_snapshot!(summary(64, &[530], false), @r"
         prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first token after 530 ms
         decode   63 of 64 tokens in 2.00 s, 31.5 tokens/s; the other came with the prefill
-        replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %)
-        steps    4 prefill: 1 eager, 3 piecewise, 3 dropped rows; 2 mixed: piecewise, dropped rows; 1,063 decode: full
+        replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %); 1 step in graphs dropped none (--trim-threshold)
+        steps    4 prefill: 1 eager, 3 piecewise, 3 dropped rows; 2 mixed: piecewise, 1 dropped rows; 1,063 decode: full
         ");
         insta::assert_snapshot!(summary(1065, &[530, 1530], true), @r"
         prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first tokens after 530 ms to 1.53 s
         decode   63 of 1,065 tokens in 2.00 s, 31.5 tokens/s; the other 1,002 came with the prefill
         replay   prompt-tail: 0 of 0 row-layers of the prefill ran (0 %); --logprobs reads every row, so none is dropped
-        steps    4 prefill: 1 eager, 3 piecewise, 3 dropped rows; 2 mixed: piecewise, dropped rows; 1,063 decode: full
+        steps    4 prefill: 1 eager, 3 piecewise, 3 dropped rows; 2 mixed: piecewise, 1 dropped rows; 1,063 decode: full
         ");
         // Times that look the same are one time.
         insta::assert_snapshot!(summary(65, &[1530, 1531], false).lines().next().unwrap(), @"prefill  1,024 tokens in 520 ms, 1,969 tokens/s; first tokens after 1.53 s");
@@ -204,6 +225,7 @@ mod tests {
             logprobs: false,
             cut_off: 0,
             positions: 4096,
+            droppable: false,
         };
         insta::assert_snapshot!(one.to_string(), @r"
         prefill  1 token in 10 ms, 100 tokens/s

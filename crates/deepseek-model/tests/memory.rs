@@ -192,6 +192,38 @@ fn what_would_fit_fits() {
     assert!(demand.check(limit).unwrap().total() <= limit);
 }
 
+/// Rows that are said to fit do, and one more does not.
+#[test]
+fn rows_that_would_fit_fit() {
+    let config = demo();
+    for logprobs in [false, true] {
+        let options = GenerateOptions {
+            logprobs,
+            ..generate(8192, 10)
+        };
+        let demand = Demand::of_generation(&config, GPU, &options, &[6000]);
+        let need = demand.estimate().unwrap();
+        let fits = |demand: &Demand<'_>, limit| match demand.check(limit) {
+            Err(Error::Memory(MemoryError::Workspace { fits, .. })) => Some(fits),
+            _ => None,
+        };
+        let limit = need.weights + need.workspace * 4 / 5;
+        let rows = fits(&demand, limit).unwrap();
+        assert!(0 < rows && rows < 6000, "{rows}");
+        let of_rows = |rows| {
+            let mut smaller = demand.clone();
+            smaller.step.rows = rows;
+            if logprobs {
+                smaller.step.logit_rows = rows;
+            }
+            fits(&smaller, limit)
+        };
+        assert_eq!(of_rows(rows), None, "it is the cache's turn");
+        assert_eq!(of_rows(rows + 1), Some(rows));
+        assert_eq!(fits(&demand, need.weights), Some(0));
+    }
+}
+
 /// Sizes and thresholds that a runner would refuse are refused before there is one.
 #[test]
 fn graphs_that_make_no_sense_are_refused_before_loading() {
@@ -263,6 +295,7 @@ fn what_does_not_fit_is_said_with_what_would() {
         limit: (5 << 30) + (512 << 20),
         need: need(256 << 20, 768 << 20),
         rows: 8194,
+        fits: 5000,
     };
-    insta::assert_snapshot!(workspace, @"the tensors of a step of 8194 rows take 768 MiB, expected at most the 512 MiB that weights (5 GiB) leave of 5.5 GiB: 256 MiB too much");
+    insta::assert_snapshot!(workspace, @"the tensors of a step of 8194 rows take 768 MiB, expected at most the 512 MiB that weights (5 GiB) leave of 5.5 GiB: 256 MiB too much; 5000 rows would fit");
 }

@@ -67,7 +67,7 @@ fn bad_input_is_refused_before_any_output() {
 fn a_run_beyond_the_memory_limit_is_refused_with_what_would_fit() {
     let refuse = |flags: &[&str]| generate(&[&["--prompt", "a"], flags].concat()).refused();
     insta::assert_snapshot!(refuse(&["--memory-limit", "1MiB"]), @"--memory-limit 1 MiB: the weights take 36 MiB, expected at most 1 MiB: 35 MiB are missing");
-    insta::assert_snapshot!(refuse(&["--memory-limit", "37 MiB", "--max-new-tokens", "4000"]), @"--memory-limit 37 MiB: a KV cache of 4002 tokens in 1 sequence takes 3.1 MiB, expected at most the 1 MiB that weights (36 MiB) leave of 37 MiB: 2.1 MiB too much; 1280 tokens would fit (shorten the prompts, or lower --max-new-tokens)");
+    insta::assert_snapshot!(refuse(&["--memory-limit", "37 MiB", "--max-new-tokens", "4000"]), @"--memory-limit 37 MiB: a KV cache of 4002 tokens in 1 sequence takes 3.1 MiB, expected at most the 1 MiB that weights (36 MiB) leave of 37 MiB: 2.1 MiB too much; 1280 tokens would fit (shorten the prompt, or lower --max-new-tokens)");
     let (text, _) = generate(&[
         "--prompt",
         "a",

@@ -135,6 +135,30 @@ impl<'a> Demand<'a> {
         })
     }
 
+    /// Rows of the largest step of this kind whose tensors fit into so many bytes.
+    fn rows_within(&self, bytes: u64) -> usize {
+        let all_read = self.step.logit_rows == self.step.rows;
+        let workspace = |rows| {
+            let step = StepSize {
+                rows,
+                logit_rows: if all_read { rows } else { self.step.logit_rows },
+                ..self.step
+            };
+            workspace_bytes(self.config, self.place.dtype, step).saturating_add(LIBRARIES)
+        };
+        // More rows never take less.
+        let (mut fits, mut too_many) = (0, self.step.rows);
+        while fits + 1 < too_many {
+            let rows = fits.midpoint(too_many);
+            if workspace(rows) <= bytes {
+                fits = rows;
+            } else {
+                too_many = rows;
+            }
+        }
+        fits
+    }
+
     /// Whether all of it fits into `limit` bytes. If so, what each part takes.
     ///
     /// # Errors
@@ -154,8 +178,14 @@ impl<'a> Demand<'a> {
             .into());
         }
         if over(&[need.weights, need.workspace]) {
-            let rows = self.step.rows;
-            return Err(MemoryError::Workspace { limit, need, rows }.into());
+            let (rows, fits) = (self.step.rows, self.rows_within(limit - need.weights));
+            return Err(MemoryError::Workspace {
+                limit,
+                need,
+                rows,
+                fits,
+            }
+            .into());
         }
         if !over(&[need.weights, need.workspace, need.kv]) {
             return Err(MemoryError::Graphs { limit, need }.into());

@@ -21,8 +21,14 @@ pub enum MemoryError {
     },
     /// The tensors of the largest step are too large beside the weights.
     #[error(
-        "the tensors of a step of {rows} rows take {}",
-        beside(need.workspace, *limit, &[("weights", need.weights)])
+        "the tensors of a step of {rows} row{} take {}; {}",
+        if *rows == 1 { "" } else { "s" },
+        beside(need.workspace, *limit, &[("weights", need.weights)]),
+        match fits {
+            0 => "none would fit".to_owned(),
+            1 => "1 row would fit".to_owned(),
+            rows => format!("{rows} rows would fit"),
+        }
     )]
     Workspace {
         /// Bytes that the run may take.
@@ -31,6 +37,8 @@ pub enum MemoryError {
         need: MemoryUse,
         /// Rows of the largest step.
         rows: usize,
+        /// Rows of the largest step that would fit.
+        fits: usize,
     },
     /// The run would fit without graphs.
     #[error(
