@@ -6,8 +6,6 @@
 #include "tensor_core.cuh"
 #include "wide.cuh"
 
-// Channels of a block: a segment, as mix.cu calls it.
-#define SEGMENT 1024
 // Rows and channels of a stage, and columns of a block.
 #define BM 64
 #define BK 64
@@ -26,9 +24,9 @@ struct MixTilesArgs {
     uint32_t rows;
     uint32_t columns;
     uint32_t width;        // a multiple of BK
-    uint32_t segments;     // width / SEGMENT, rounded up
+    uint32_t segments;     // width / segment, rounded up
     uint32_t column_parts; // columns / BN, rounded up
-    uint32_t pad;
+    uint32_t segment;      // channels of a block, as mix.cu calls them; a multiple of BK
 };
 
 // Where a block's part of the sums begins.
@@ -37,7 +35,7 @@ struct MixTile {
 
     __device__ static MixTile of(const MixTilesArgs &args) {
         const uint32_t place = blockIdx.x / args.column_parts, segment = place % args.segments;
-        return {place / args.segments * BM, blockIdx.x % args.column_parts * BN, segment * SEGMENT,
+        return {place / args.segments * BM, blockIdx.x % args.column_parts * BN, segment * args.segment,
                 segment};
     }
 };
@@ -175,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mix_tiles(const MixTilesAr
     __shared__ __align__(16) RowStage rows[STAGES];
     __shared__ __align__(16) WeightStage weights[2];
     const MixTile tile = MixTile::of(args);
-    const uint32_t steps = (min(tile.channel + SEGMENT, args.width) - tile.channel) / BK;
+    const uint32_t steps = (min(tile.channel + args.segment, args.width) - tile.channel) / BK;
     // A group of copies is closed for every stage, also where there is none, so that the number of
     // groups that may be under way is always the same.
 #pragma unroll
