@@ -1,4 +1,5 @@
-// The sums of mix.cu of many bf16 rows, on tensor cores.
+// The sums of mix.cu of many bf16 rows, on tensor cores. They are also the products of rows with other f32
+// matrices of few columns, which add_parts of linear.cu adds up.
 //
 // A weight is the sum of three bf16 numbers, exactly, so its product with a bf16 value is the sum of
 // three that tensor cores take. They round their sums towards zero: those of a stage are added to f32
