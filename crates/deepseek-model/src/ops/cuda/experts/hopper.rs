@@ -188,7 +188,7 @@ impl Shape {
         // them computes all tiles. Tiles are those of the sort: their experts are of `weights`, for whose
         // number it was given the same count, their places are of `out`, and `order` has choices of rows of
         // `x`. Rows and columns beyond a tile or a matrix are compared. Widths are multiples of 64 and
-        // addresses of 16, as `fits` has asked.
+        // addresses of 16, as `fits` has asked; the height is one that the kernel takes, a multiple of 16.
         unsafe {
             run(kernel, &tensors, grid, |a| GroupedGemmArgs {
                 x: a[0],
