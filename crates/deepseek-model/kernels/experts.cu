@@ -131,7 +131,7 @@ struct Tile {
 };
 
 // The tiles of both dtypes are of 16 or 64 rows, low ones where experts have few rows each; those of
-// experts_hopper_few.cu are of 16 and those of experts_hopper.cu of 128. A sum runs over `inner` in the
+// experts_hopper_few.cu are of 32 or 96 and those of experts_hopper.cu of 128. A sum runs over `inner` in the
 // same steps in all of them, so a row's result depends neither on the height nor on the row's place in the
 // tile, and with that on nothing else in the batch. That wgmma adds within a step as mma does, whichever
 // factor comes first, is not written anywhere; a test compares them.

@@ -143,7 +143,7 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[128], Shared &shar
         open_products();
 #pragma unroll
         for (uint32_t step = 0; step < BK / 16; step++)
-            multiply_add_64_256(sums, a + 2 * step, b + 2 * step);
+            multiply_add_64(sums, a + 2 * step, b + 2 * step);
         close_products();
         // The stage before this one has been read then.
         wait_products<1>();

@@ -16,6 +16,9 @@ struct GroupedGemmArgs {
     uint32_t slots;
     uint32_t column_tiles; // tiles of a slot: each takes so many rows of its matrix
     float limit;           // of a swiglu; INFINITY: none
+    uint32_t height; // rows of its matrix that a tile takes: for experts_hopper.cu as many as it has in a
+                     // stage, else a multiple of 16 up to that
+    uint32_t pad;
 };
 
 // Slots whose tiles of the same columns are neighbours.

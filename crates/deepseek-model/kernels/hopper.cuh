@@ -71,12 +71,14 @@ __device__ __forceinline__ uint64_t swizzled_factor(const bf16 *p) {
            (shared_address(p) & 0x3ffff) >> 4;
 }
 
+// Operands of an assembly: sums from number i on.
+#define SUMS(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define SUMS_16(i) SUMS(i), SUMS(i + 4), SUMS(i + 8), SUMS(i + 12)
+
 // sums += a b of a warpgroup: 64 rows of a, 256 rows of b, 16 values of each. With g = lane / 4 and
 // t = lane % 4, a lane of warp w holds, for each 8 columns of the result: row 16 w + g, columns 2 t and
 // 2 t + 1, then row 16 w + g + 8.
-__device__ __forceinline__ void multiply_add_64_256(float (&sums)[128], uint64_t a, uint64_t b) {
-#define SUMS(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
-#define SUMS_16(i) SUMS(i), SUMS(i + 4), SUMS(i + 8), SUMS(i + 12)
+__device__ __forceinline__ void multiply_add_64(float (&sums)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
@@ -95,12 +97,26 @@ __device__ __forceinline__ void multiply_add_64_256(float (&sums)[128], uint64_t
         : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80), SUMS_16(96),
           SUMS_16(112)
         : "l"(a), "l"(b));
-#undef SUMS_16
-#undef SUMS
+}
+
+// The same of 96 rows of b.
+__device__ __forceinline__ void multiply_add_64(float (&sums)[48], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.eq.u32 add, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+        "%48, %49, add, 1, 1, 0, 0;\n"
+        "}"
+        : SUMS_16(0), SUMS_16(16), SUMS_16(32)
+        : "l"(a), "l"(b));
 }
 
 // The same of 32 rows of b.
-__device__ __forceinline__ void multiply_add_64_32(float (&sums)[16], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void multiply_add_64(float (&sums)[16], uint64_t a, uint64_t b) {
     asm volatile("{\n"
                  ".reg .pred add;\n"
                  "setp.eq.u32 add, 0, 0;\n"
@@ -108,12 +124,11 @@ __device__ __forceinline__ void multiply_add_64_32(float (&sums)[16], uint64_t a
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
                  "%16, %17, add, 1, 1, 0, 0;\n"
                  "}"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]),
-                   "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]),
-                   "+f"(sums[10]), "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]),
-                   "+f"(sums[15])
+                 : SUMS_16(0)
                  : "l"(a), "l"(b));
 }
+#undef SUMS_16
+#undef SUMS
 
 // Turns an 8 x 8 matrix of 16-bit values, of which a lane holds values lane % 4 * 2 and the next of row
 // lane / 4: rows become columns.

@@ -12,10 +12,7 @@
 #include "index_tensor.cuh"
 
 #define ROWS 4 // of a block, one for each warp
-#define SLOTS 1024
 #define QUADS (CHUNKS / 4) // chunks that a lane loads of a head or key: every fourth
-
-static_assert(SLOTS % OWN == 0, "whole steps of a warp");
 
 // The heads of a row, as the left matrices of products. A sum over channels may take them in any order:
 // in products 2 q and 2 q + 1 a lane has the eight channels of chunk 4 q + lane % 4, which it loads at
@@ -99,11 +96,13 @@ __device__ __forceinline__ float2 score_keys(const Heads &heads, const float (&h
     return fold_scores(scores);
 }
 
-// Block b takes slots SLOTS * (b % tiles) on of rows ROWS * (b / tiles) on of the chunk, which has
-// `chunk_rows` of them. Nothing is shared between its warps.
+// Block b takes part b % tiles of the slots, in whole steps of a warp, of rows ROWS * (b / tiles) on of the
+// chunk, which has `chunk_rows` of them. Nothing is shared between its warps.
 extern "C" __global__ void __launch_bounds__(32 * ROWS, 3) index_scores_kept(const IndexArgs args) {
     const uint32_t index = blockIdx.x / args.tiles * ROWS + threadIdx.x / 32;
-    const uint32_t begin = blockIdx.x % args.tiles * SLOTS;
+    const uint32_t steps = (args.slots + OWN - 1) / OWN;
+    const uint32_t part = (steps + args.tiles - 1) / args.tiles * OWN;
+    const uint32_t begin = blockIdx.x % args.tiles * part;
     if (index >= args.chunk_rows) return;
     const Row row = row_of_chunk(args, index);
     if (!row.scored || begin >= row.slots) return;
@@ -114,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(32 * ROWS, 3) index_scores_kept(con
     heads.load(at<const bf16>(args.queries) + row.row * HEADS * DIM);
     float head_weights[4];
     load_head_weights(args, row.row, head_weights);
-    const uint32_t end = min(begin + SLOTS, row.slots), own = threadIdx.x % 32 * 2;
+    const uint32_t end = min(begin + part, row.slots), own = threadIdx.x % 32 * 2;
     for (uint32_t first = begin; first < end; first += OWN) {
         Slots slots;
         slots.find(args, row, pages, first);

@@ -1,5 +1,6 @@
-// Products of few bf16 rows with matrices, which are read as they are; and a copy of activations in f32,
-// where there are more rows and the matrix is f32.
+// Products of few bf16 rows with matrices, which are read as they are; the end of those of more rows with few
+// columns of f32, which mix_tensor.cu begins; and a copy of activations in f32, where the matrix is f32 and
+// there are many of both.
 #include "wide.cuh"
 
 typedef Wide<bf16> Eight;
@@ -154,6 +155,34 @@ FEW_PRODUCTS(few_products_f32, float, 1)
 FEW_PRODUCTS(few_products_bf16, bf16, 1)
 FEW_PRODUCTS(few_columns_f32, float, WARPS)
 FEW_PRODUCTS(few_columns_bf16, bf16, WARPS)
+
+struct AddPartsArgs {
+    uint64_t parts; // f32 [segments, rows, columns + 1], of mix_tiles
+    uint64_t out;   // f32 [rows, columns], written: the sums over segments, in their order
+    uint32_t segments;
+    uint32_t rows;
+    uint32_t columns;
+    uint32_t pad;
+};
+
+// A thread for each sum. Loads of many segments are under way together.
+extern "C" __global__ void __launch_bounds__(256) add_parts(const AddPartsArgs args) {
+    constexpr uint32_t TOGETHER = 8;
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const size_t row = i / args.columns, stride = (size_t)args.rows * (args.columns + 1);
+    if (row >= args.rows) return;
+    const float *from = at<const float>(args.parts) + row * (args.columns + 1) + i % args.columns;
+    float sum = 0.0f;
+    for (uint32_t s = 0; s < args.segments; s += TOGETHER) {
+        float parts[TOGETHER];
+#pragma unroll
+        for (uint32_t k = 0; k < TOGETHER; k++)
+            parts[k] = s + k < args.segments ? from[(s + k) * stride] : 0.0f;
+#pragma unroll
+        for (uint32_t k = 0; k < TOGETHER; k++) sum += parts[k];
+    }
+    at<float>(args.out)[i] = sum;
+}
 
 struct WidenArgs {
     uint64_t x;   // bf16 [count]

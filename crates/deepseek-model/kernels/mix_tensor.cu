@@ -1,4 +1,5 @@
-// The sums of mix.cu of many bf16 rows, on tensor cores.
+// The sums of mix.cu of many bf16 rows, on tensor cores. They are also the products of rows with other f32
+// matrices of few columns, which add_parts of linear.cu adds up.
 //
 // A weight is the sum of three bf16 numbers, exactly, so its product with a bf16 value is the sum of
 // three that tensor cores take. They round their sums towards zero: those of a stage are added to f32
@@ -6,8 +7,6 @@
 #include "tensor_core.cuh"
 #include "wide.cuh"
 
-// Channels of a block: a segment, as mix.cu calls it.
-#define SEGMENT 1024
 // Rows and channels of a stage, and columns of a block.
 #define BM 64
 #define BK 64
@@ -26,9 +25,9 @@ struct MixTilesArgs {
     uint32_t rows;
     uint32_t columns;
     uint32_t width;        // a multiple of BK
-    uint32_t segments;     // width / SEGMENT, rounded up
+    uint32_t segments;     // width / segment, rounded up
     uint32_t column_parts; // columns / BN, rounded up
-    uint32_t pad;
+    uint32_t segment;      // channels of a block, as mix.cu calls them; a multiple of BK
 };
 
 // Where a block's part of the sums begins.
@@ -37,7 +36,7 @@ struct MixTile {
 
     __device__ static MixTile of(const MixTilesArgs &args) {
         const uint32_t place = blockIdx.x / args.column_parts, segment = place % args.segments;
-        return {place / args.segments * BM, blockIdx.x % args.column_parts * BN, segment * SEGMENT,
+        return {place / args.segments * BM, blockIdx.x % args.column_parts * BN, segment * args.segment,
                 segment};
     }
 };
@@ -175,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mix_tiles(const MixTilesAr
     __shared__ __align__(16) RowStage rows[STAGES];
     __shared__ __align__(16) WeightStage weights[2];
     const MixTile tile = MixTile::of(args);
-    const uint32_t steps = (min(tile.channel + SEGMENT, args.width) - tile.channel) / BK;
+    const uint32_t steps = (min(tile.channel + args.segment, args.width) - tile.channel) / BK;
     // A group of copies is closed for every stage, also where there is none, so that the number of
     // groups that may be under way is always the same.
 #pragma unroll

@@ -23,6 +23,7 @@ const UNSAFE: &[&str] = &[
     "crates/deepseek-model/src/ops/cuda/launch.rs",
     "crates/deepseek-model/src/ops/cuda/linear.rs",
     "crates/deepseek-model/src/ops/cuda/mhc.rs",
+    "crates/deepseek-model/src/ops/cuda/mix_tiles.rs",
     "crates/deepseek-model/src/ops/cuda/norm.rs",
     "crates/deepseek-model/src/ops/cuda/rope.rs",
     "crates/deepseek-model/src/ops/cuda/route.rs",

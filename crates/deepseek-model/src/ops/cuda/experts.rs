@@ -48,11 +48,7 @@ pub(in crate::ops) fn routed_experts(
     }
     let of_expert = rows * k / count; // on average
     let (sorted, results) = if hopper::fits(experts, x) {
-        let shape = if of_expert < HOPPER_FEW {
-            hopper::FEW
-        } else {
-            hopper::MANY
-        };
+        let shape = hopper::Shape::of(of_expert);
         let sorted = sort_by_expert(ids, count, shape.rows)?;
         let results = shape.results(experts, x, k, &sorted)?;
         (sorted, results)
@@ -67,10 +63,6 @@ pub(in crate::ops) fn routed_experts(
 
 /// Choices of an expert, on average, below which most rows of taller tiles would be pad rows.
 const FEW: usize = 16;
-
-/// The same of the tiles of [`hopper`]. Below it hardly an expert has more choices than a low tile, so that
-/// its matrix would be read twice.
-const HOPPER_FEW: usize = 20;
 
 /// The tiles of a grouped product: those of the kernel of that name. Results are the same in all, and in
 /// those of [`hopper`], so the choice is one of speed.

@@ -26,7 +26,7 @@ const CHOOSE: Kernel = kernel!("index_choose", INDEX_CHOOSE, "index_choose");
 const SCORES_TENSOR: Kernel = kernel!("index_tensor", INDEX_TENSOR, "index_scores_tensor");
 const SCORES_KEPT: Kernel = kernel!("index_kept", INDEX_KEPT, "index_scores_kept");
 
-/// What they are made for: heads, channels, rows of a block and slots that it scores. The second has a
+/// What they are made for: heads, channels, rows of a block and slots that it scores at most. The second has a
 /// warp for each row, and takes no shared memory; the first takes so much.
 const TENSOR_HEADS: usize = 32;
 const TENSOR_DIM: usize = 128;
@@ -35,6 +35,11 @@ const TENSOR_SLOTS: usize = 1024;
 const TENSOR_KEYS: usize = 128;
 const TENSOR_SHARED: usize =
     (TENSOR_ROWS * TENSOR_HEADS + 2 * TENSOR_KEYS) * TENSOR_DIM * 2 + 2 * TENSOR_KEYS;
+
+/// Slots that a block of the second scores at least, two steps of a warp, and blocks that make it score fewer
+/// than the most: several of a multiprocessor, since a warp waits for the keys of one step after the other.
+const KEPT_SLOTS: usize = 128;
+const ENOUGH_KEPT: usize = 4 * ENOUGH_BLOCKS;
 
 /// What the other kernels are made for: threads of a block of either, and heads and slots that one
 /// multiplies at a time.
@@ -204,12 +209,15 @@ impl Operands<'_> {
     fn scoring(&self, sizes: &Sizes, n_rows: usize) -> Result<(Kernel, usize, Grid)> {
         if self.fits_tensor_cores(sizes)? {
             let tiles = sizes.slots.div_ceil(TENSOR_SLOTS);
-            let blocks = n_rows.div_ceil(TENSOR_ROWS) * tiles;
-            let (kernel, threads, shared) = match sizes.kept {
-                0 => (SCORES_TENSOR, THREADS, TENSOR_SHARED),
-                _ => (SCORES_KEPT, 32 * TENSOR_ROWS as u32, 0),
-            };
-            return Ok((kernel, tiles, grid(blocks, threads, shared)?));
+            let row_blocks = n_rows.div_ceil(TENSOR_ROWS);
+            if sizes.kept == 0 {
+                let grid = grid(row_blocks * tiles, THREADS, TENSOR_SHARED)?;
+                return Ok((SCORES_TENSOR, tiles, grid));
+            }
+            let wanted = ENOUGH_KEPT / row_blocks.max(1);
+            let tiles = tiles.max(wanted.min(sizes.slots.div_ceil(KEPT_SLOTS)));
+            let threads = 32 * TENSOR_ROWS as u32;
+            return Ok((SCORES_KEPT, tiles, grid(row_blocks * tiles, threads, 0)?));
         }
         let most = sizes.slots.div_ceil(PASS_SLOTS);
         let wanted = (ENOUGH_BLOCKS / n_rows.max(1)).min(most);

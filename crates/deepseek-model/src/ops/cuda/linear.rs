@@ -1,5 +1,5 @@
-//! Products of activations with weight matrices: by cuBLAS, and of a few bf16 rows by a kernel that reads
-//! both as they are.
+//! Products of activations with weight matrices: by cuBLAS, of a few bf16 rows by a kernel that reads both as
+//! they are, and of more bf16 rows with few columns of f32, as in a router, on tensor cores.
 #![allow(unsafe_code)]
 
 use candle_core::{DType, Result, Tensor};
@@ -10,11 +10,13 @@ use super::{
     launch::{
         ByAct, by_act, count, expect, grid, kernel, kernel_args, output, run, tensors, threads,
     },
+    mix_tiles,
 };
 use crate::ops::Act;
 
 const FEW_PRODUCTS: ByAct = by_act!("linear", LINEAR, "few_products");
 const FEW_COLUMNS: ByAct = by_act!("linear", LINEAR, "few_columns");
+const ADD_PARTS: Kernel = kernel!("linear", LINEAR, "add_parts");
 const WIDEN: Kernel = kernel!("linear", LINEAR, "widen");
 
 /// Columns below which a warp for each leaves a large device without work: they get a block each.
@@ -49,6 +51,9 @@ pub(in crate::ops) fn grouped_linear(
     if x.dtype() == DType::BF16 && in_order && are_few(rows, weight)? {
         return few_products(x, weight, groups)?.to_dtype(act.dtype());
     }
+    if groups == 1 && in_order && mix_tiles::fits(weight, x) && are_parts_few(rows, weight)? {
+        return add_parts(x, weight)?.to_dtype(act.dtype());
+    }
     let x = if widens {
         widen(x)?
     } else {
@@ -60,6 +65,15 @@ pub(in crate::ops) fn grouped_linear(
         grouped_product(&x, weight, groups)?
     };
     y.to_dtype(act.dtype())
+}
+
+/// Channels of a part of a product that [`add_parts`] adds up: five stages of the kernel.
+const PART: usize = 320;
+
+/// Whether the parts of a product with an f32 matrix, one for every [`PART`] channels, are few enough to be
+/// written and read again: up to 64 Ki results. cuBLAS splits such products up as well.
+fn are_parts_few(rows: usize, weight: &Tensor) -> Result<bool> {
+    Ok(rows * weight.dim(0)? <= 64 << 10)
 }
 
 kernel_args! {
@@ -101,6 +115,42 @@ fn few_products(x: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
             inner,
             width,
             groups,
+        })
+    }?;
+    Ok(out)
+}
+
+kernel_args! {
+    struct AddPartsArgs { parts: u64, out: u64, segments: u32, rows: u32, columns: u32, pad: u32 }
+}
+
+/// `x` `[rows, inner]` (bf16) by `weight` `[width, inner]` (f32), for which [`mix_tiles`] fits: `[rows, width]`
+/// (f32). A row's sums are taken in one order, whatever the number of rows.
+fn add_parts(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let op = "add-parts";
+    let (rows, (columns, inner)) = (x.dim(0)?, weight.dims2()?);
+    let (segments, parts) = (inner.div_ceil(PART), mix_tiles::sums(weight, x, PART)?);
+    expect(
+        op,
+        "parts",
+        &parts,
+        DType::F32,
+        &[segments * rows, columns + 1],
+    )?;
+    let out = output(&[rows, columns], DType::F32, x.device())?;
+    let tensors = tensors(op, &[("parts", &parts)], &[("out", &out)])?;
+    let grid = threads(rows * columns)?;
+    let (segments, rows, columns) = (count(segments)?, count(rows)?, count(columns)?);
+    // SAFETY: a thread for each value of `out`, which the kernel compares with its rows; `parts` has as
+    // many for each segment, and one more a row.
+    unsafe {
+        run(ADD_PARTS, &tensors, grid, |a| AddPartsArgs {
+            parts: a[0],
+            out: a[1],
+            segments,
+            rows,
+            columns,
+            pad: 0,
         })
     }?;
     Ok(out)

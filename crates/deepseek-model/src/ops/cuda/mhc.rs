@@ -4,13 +4,15 @@
 use candle_core::{DType, Result, Tensor};
 use replay_cuda::kernel::Kernel;
 
-use super::launch::{
-    ByAct, by_act, count, expect, grid, kernel, kernel_args, output, run, tensors, wide_threads,
+use super::{
+    launch::{
+        ByAct, by_act, count, expect, grid, kernel, kernel_args, output, run, tensors, wide_threads,
+    },
+    mix_tiles,
 };
 use crate::ops::{Mix, mhc::MAX_STREAMS};
 
 const MIX_SUMS: ByAct = by_act!("mix", MIX, "mix_sums");
-const MIX_TILES: Kernel = kernel!("mix_tensor", MIX_TENSOR, "mix_tiles");
 const MIX: Kernel = kernel!("mix", MIX, "mix");
 const EXPAND: ByAct = by_act!("mhc", MHC, "expand");
 const EXPAND_MORE: ByAct = by_act!("mhc", MHC, "expand_more");
@@ -46,19 +48,14 @@ mod part {
     pub(super) const ENOUGH_BLOCKS: usize = 320;
 }
 
-/// The constants of `mix_tiles`.
-mod tile {
-    /// Channels of a block.
-    pub(super) const SEGMENT: usize = 1024;
-    /// Channels that it takes at a time.
-    pub(super) const STAGE: usize = 64;
-    /// Rows and columns of a block, and its threads.
-    pub(super) const ROWS: usize = 64;
-    pub(super) const COLUMNS: usize = 24;
-    pub(super) const THREADS: u32 = 128;
-    /// Rows from which on there are blocks enough for a GPU.
-    pub(super) const MANY_ROWS: usize = 256;
-}
+/// Rows from which on [`mix_tiles`] makes the sums. With fewer, the second of its blocks of rows is not half full.
+const TILE_ROWS: usize = mix_tiles::ROWS * 3 / 2;
+
+/// Channels of its blocks: fewer up to so many rows, where they alone do not make blocks enough for a GPU. With
+/// the 20 long segments of the released model, an H200 has one block for each multiprocessor then, of 4 warps.
+const SHORT_SEGMENT: usize = 320;
+const SHORT_ROWS: usize = 512;
+const LONG_SEGMENT: usize = 1024;
 
 /// Threads of a block of `mix`, which takes a row.
 const MIX_THREADS: u32 = 128;
@@ -69,25 +66,23 @@ fn sums(site: &Mix, streams: &Tensor) -> Result<(usize, Tensor)> {
     let (rows, n, h) = streams.dims3()?;
     let (columns, width, project) = ((2 + n) * n, n * h, site.project.weight());
     expect("mix", "project", project, DType::F32, &[columns, width])?;
-    // Memory that a device hands out is aligned to far more than 16 bytes.
-    let aligned = streams.layout().start_offset().is_multiple_of(8)
-        && project.layout().start_offset().is_multiple_of(4);
-    let tiles = streams.dtype() == DType::BF16
-        && rows >= tile::MANY_ROWS
-        && width.is_multiple_of(tile::STAGE)
-        && aligned;
-    let segment = if tiles { tile::SEGMENT } else { part::SEGMENT };
-    let segments = width.div_ceil(segment);
+    if rows >= TILE_ROWS && mix_tiles::fits(project, streams) {
+        let segment = if rows <= SHORT_ROWS {
+            SHORT_SEGMENT
+        } else {
+            LONG_SEGMENT
+        };
+        let streams = streams.reshape((rows, width))?;
+        let sums = mix_tiles::sums(project, &streams, segment)?;
+        return Ok((width.div_ceil(segment), sums));
+    }
+    let segments = width.div_ceil(part::SEGMENT);
     let sums = output(
         &[segments * rows, columns + 1],
         DType::F32,
         streams.device(),
     )?;
-    if tiles {
-        mix_tiles(project, streams, segments, &sums)?;
-    } else {
-        mix_sums(project, streams, segments, &sums)?;
-    }
+    mix_sums(project, streams, segments, &sums)?;
     Ok((segments, sums))
 }
 
@@ -124,41 +119,6 @@ fn mix_sums(project: &Tensor, streams: &Tensor, segments: usize, sums: &Tensor) 
             segments,
             block_rows: block_rows as u32,
             column_parts,
-        })
-    }
-}
-
-kernel_args! {
-    struct MixTilesArgs {
-        streams: u64, project: u64, sums: u64,
-        rows: u32, columns: u32, width: u32, segments: u32, column_parts: u32, pad: u32,
-    }
-}
-
-/// [`sums`] of many bf16 rows of whole stages, aligned to 16 bytes like the matrix.
-fn mix_tiles(project: &Tensor, streams: &Tensor, segments: usize, sums: &Tensor) -> Result<()> {
-    let (rows, (columns, width)) = (streams.dim(0)?, project.dims2()?);
-    let read = [("streams", streams), ("project", project)];
-    let tensors = tensors("mix-tiles", &read, &[("sums", sums)])?;
-    let column_parts = columns.div_ceil(tile::COLUMNS);
-    let blocks = rows.div_ceil(tile::ROWS) * segments * column_parts;
-    let grid = grid(blocks, tile::THREADS, 0)?;
-    let (rows, columns, width) = (count(rows)?, count(columns)?, count(width)?);
-    let (segments, column_parts) = (count(segments)?, count(column_parts)?);
-    // SAFETY: a block for every group of columns of every segment of every group of rows, none of which
-    // is empty; the kernel compares rows, columns and channels with the counts here, which are those of
-    // the tensors. Rows are whole stages and aligned, as the caller has seen.
-    unsafe {
-        run(MIX_TILES, &tensors, grid, |a| MixTilesArgs {
-            streams: a[0],
-            project: a[1],
-            sums: a[2],
-            rows,
-            columns,
-            width,
-            segments,
-            column_parts,
-            pad: 0,
         })
     }
 }

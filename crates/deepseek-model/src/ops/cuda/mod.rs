@@ -14,6 +14,7 @@ mod index;
 mod launch;
 mod linear;
 mod mhc;
+mod mix_tiles;
 mod norm;
 mod rope;
 mod route;

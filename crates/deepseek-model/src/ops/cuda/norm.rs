@@ -133,7 +133,7 @@ pub(in crate::ops) fn expand_norm(
     ];
     let tensors = tensors(op, &read, &[("expanded", &expanded), ("out", &out)])?;
     // Few rows have a multiprocessor each; of more, two share one, and one loads while the other sums.
-    let most = if rows <= 64 { 640 } else { 320 };
+    let most = if rows <= 128 { 640 } else { 320 };
     let (kernel, grid) = (EXPAND_NORM.of(dtype)?, row_blocks(rows, dtype, h, most)?);
     let (n, h) = (count(n)?, count(h)?);
     // SAFETY: one block per row of all tensors, whose shapes were compared, with shared memory for a

@@ -26,9 +26,10 @@ use crate::{
 pub(super) struct Shape {
     plain: Kernel,
     swiglu: Kernel,
-    /// Places of a tile, and rows of an expert's matrix in it.
+    /// Places of a tile.
     pub(super) rows: usize,
-    columns: usize,
+    /// Heights that a tile may have, the greatest first: rows of an expert's matrix.
+    heights: &'static [usize],
     /// Stages of shared memory, each of [`STEP`] values of every place and row.
     stages: usize,
     threads: u32,
@@ -38,38 +39,68 @@ pub(super) struct Shape {
 
 /// Where experts have few rows each, so that memory decides: small tiles, for which all multiprocessors
 /// read all the time.
-pub(super) const FEW: Shape = Shape {
-    plain: kernel!("experts_hopper_few", EXPERTS_HOPPER_FEW, "hopper_few"),
+const LOW: Shape = Shape {
+    plain: kernel!("experts_hopper_few", EXPERTS_HOPPER_FEW, "hopper_low"),
     swiglu: kernel!(
         "experts_hopper_few",
         EXPERTS_HOPPER_FEW,
-        "hopper_few_swiglu"
+        "hopper_low_swiglu"
     ),
     rows: 32,
-    columns: 64,
+    heights: &[64],
     stages: 9,
     threads: 256,
     blocks: 2,
 };
 
-/// Where they have more.
-pub(super) const MANY: Shape = Shape {
+/// Where they have more, and memory still decides. Heights are whole warps' rows; below 128 the places of a
+/// tile would be as many as its rows.
+const TALL: Shape = Shape {
+    plain: kernel!("experts_hopper_few", EXPERTS_HOPPER_FEW, "hopper_tall"),
+    swiglu: kernel!(
+        "experts_hopper_few",
+        EXPERTS_HOPPER_FEW,
+        "hopper_tall_swiglu"
+    ),
+    rows: 96,
+    heights: &[192, 176, 160, 144, 128],
+    stages: 6,
+    threads: 512,
+    blocks: 1,
+};
+
+/// Where they have so many that products decide.
+const MANY: Shape = Shape {
     plain: kernel!("experts_hopper", EXPERTS_HOPPER, "hopper_gemm"),
     swiglu: kernel!("experts_hopper", EXPERTS_HOPPER, "hopper_gemm_swiglu"),
     rows: 128,
-    columns: 256,
+    heights: &[256],
     stages: 4,
     threads: 384,
     blocks: 1,
 };
 
+/// Choices of an expert, on average, below which hardly one has more than a low tile has places. The matrix
+/// of one that has is read twice.
+const FEW: usize = 16;
+
 /// Values that are multiplied at a time.
 const STEP: usize = 64;
 
 impl Shape {
+    /// The one for so many choices of an expert, on average. If that is more than a tall tile has places, most
+    /// matrices are loaded twice, and products no longer wait for the memory.
+    pub(super) fn of(of_expert: usize) -> Self {
+        match of_expert {
+            ..FEW => LOW,
+            n if n <= TALL.rows => TALL,
+            _ => MANY,
+        }
+    }
+
     /// Every stage with two barriers, from the first multiple of 1024 on.
     const fn shared(self) -> usize {
-        self.stages * ((self.rows + self.columns) * STEP * 2 + 2 * 8) + 1024
+        self.stages * ((self.rows + self.heights[0]) * STEP * 2 + 2 * 8) + 1024
     }
 }
 
@@ -108,7 +139,8 @@ impl Shape {
 kernel_args! {
     struct GroupedGemmArgs {
         x: u64, order: u64, weights: u64, tiles: u64, out: u64,
-        k: u32, inner: u32, width: u32, slots: u32, column_tiles: u32, limit: f32,
+        k: u32, inner: u32, width: u32, slots: u32, column_tiles: u32, limit: f32, height: u32,
+        pad: u32,
     }
 }
 
@@ -141,20 +173,22 @@ impl Shape {
             ("tiles", &sorted.tiles),
         ];
         let tensors = tensors(op, &read, &[("out", &out)])?;
-        let column_tiles = width.div_ceil(self.columns);
-        let tiles = slots * column_tiles;
         // As many blocks as there is room for, each of which computes one tile after the other.
-        let blocks = tiles.min(self.blocks * multiprocessors(x.device())?);
+        let room = self.blocks * multiprocessors(x.device())?;
+        let height = self.height(choices, weights.dim(0)?, width, room);
+        let column_tiles = width.div_ceil(height);
+        let tiles = slots * column_tiles;
+        let blocks = tiles.min(room);
         // A block counts on to the first tile that is none.
         count(tiles + blocks)?;
         let grid = grid(blocks, self.threads, self.shared())?;
         let (k, inner, width) = (count(k)?, count(inner)?, count(width)?);
-        let (slots, column_tiles) = (count(slots)?, count(column_tiles)?);
+        let (slots, column_tiles, height) = (count(slots)?, count(column_tiles)?, count(height)?);
         // SAFETY: blocks of the kernel's number of threads with the shared memory it lays out; any number of
         // them computes all tiles. Tiles are those of the sort: their experts are of `weights`, for whose
         // number it was given the same count, their places are of `out`, and `order` has choices of rows of
         // `x`. Rows and columns beyond a tile or a matrix are compared. Widths are multiples of 64 and
-        // addresses of 16, as `fits` has asked.
+        // addresses of 16, as `fits` has asked; the height is one that the kernel takes, a multiple of 16.
         unsafe {
             run(kernel, &tensors, grid, |a| GroupedGemmArgs {
                 x: a[0],
@@ -168,9 +202,23 @@ impl Shape {
                 slots,
                 column_tiles,
                 limit,
+                height,
+                pad: 0,
             })
         }?;
         Ok(out)
+    }
+
+    /// The height of tiles with which a block loads least, in as many tiles as the one that has most, if no
+    /// expert has more places than a tile. `room` blocks run at a time.
+    fn height(self, choices: usize, experts: usize, width: usize, room: usize) -> usize {
+        let used = experts.min(choices);
+        let loads = |height: usize| {
+            let tiles = (used * width.div_ceil(height)).div_ceil(room);
+            tiles * (height + (choices / used).min(self.rows))
+        };
+        let heights = self.heights.iter().copied();
+        heights.min_by_key(|height| loads(*height)).unwrap_or(STEP)
     }
 }
 
@@ -192,12 +240,28 @@ mod tests {
         let kernels = [
             ("hopper_gemm", ptx::EXPERTS_HOPPER),
             ("hopper_gemm_swiglu", ptx::EXPERTS_HOPPER),
-            ("hopper_few", ptx::EXPERTS_HOPPER_FEW),
-            ("hopper_few_swiglu", ptx::EXPERTS_HOPPER_FEW),
+            ("hopper_low", ptx::EXPERTS_HOPPER_FEW),
+            ("hopper_low_swiglu", ptx::EXPERTS_HOPPER_FEW),
+            ("hopper_tall", ptx::EXPERTS_HOPPER_FEW),
+            ("hopper_tall_swiglu", ptx::EXPERTS_HOPPER_FEW),
         ];
         for (name, ptx) in kernels {
             let entry = format!(".entry {name}(");
             assert_eq!(ptx.contains(&entry), built(), "{name}");
         }
+    }
+
+    /// Heights by hand: tiles of the block that has most, times their rows and places.
+    #[test]
+    fn gpu_tiles_are_as_high_as_fills_all_blocks() {
+        let of = |shape: Shape, choices, width| shape.height(choices, 16, width, 132);
+        // 16 experts of 48 places. Of 4,608 rows: 3 tiles of 192 (720), against 4 of 176 or 160.
+        assert_eq!(of(TALL, 768, 4608), 192);
+        // Of 5,120: 4 tiles of 160 (832); 5 of 128 (880), 4 of 192 (960).
+        assert_eq!(of(TALL, 768, 5120), 160);
+        // No tile more, so the least that is enough for one: 8 experts of 2,048 rows, 128 tiles.
+        assert_eq!(TALL.height(8, 16, 2048, 132), 128);
+        assert_eq!(of(LOW, 6, 4608), 64);
+        assert_eq!(of(MANY, 6144, 4608), 256);
     }
 }

@@ -57,11 +57,12 @@ fn gpu_grouped_products_of_parts() {
     }
 }
 
-/// bf16 rows with an f32 matrix: few by the kernels, more by cuBLAS.
+/// bf16 rows with an f32 matrix: few by a kernel, more of whole steps and few columns in parts on tensor cores,
+/// others by cuBLAS.
 #[test]
 fn gpu_f32_products_of_bf16_rows() {
     let (device, mut draw) = (gpu(), Draw::new());
-    for rows in [1, 2, 4, 7, 8, 9, 33] {
+    for rows in [1, 2, 4, 7, 8, 9, 33, 64, 65, 130] {
         // Whole steps of a warp, a rest of them, a width that is no multiple of 8, the release's.
         for (inner, width) in [
             (512, 3),
@@ -70,6 +71,9 @@ fn gpu_f32_products_of_bf16_rows() {
             (31, 5),
             (5120, 384),
             (2048, 1100),
+            (5120, 16),
+            (64, 1),
+            (384, 25),
         ] {
             let x = draw.values(&[rows, inner], Act::Bf16);
             let weight = draw.values(&[width, inner], Act::F32);

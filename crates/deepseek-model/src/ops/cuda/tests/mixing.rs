@@ -155,21 +155,28 @@ fn gpu_mix_and_expand() {
     }
 }
 
-/// A row's coefficients are the same bits alone, in a small batch and in a large one.
+/// A row's coefficients are the same bits alone and in a small batch, and in batches from 96 rows on, where bf16
+/// is for tensor cores.
 #[test]
 fn gpu_mix_of_a_row_does_not_depend_on_others() {
     let (device, mut draw) = (gpu(), Draw::new());
     for (act, _) in ACTS {
         for h in [33, 256] {
             let site = site_on(&device, &site(&mut draw, 4, h));
-            let streams = on(&device, act, &draw.values(&[133, 4, h], act));
-            let (pre, post_comb) = mix(&site, &streams).unwrap();
-            for (first, rows) in [(0, 1), (131, 2), (5, 33), (60, 70)] {
-                let some = streams.narrow(0, first, rows).unwrap();
-                let (some_pre, some_post_comb) = mix(&site, &some).unwrap();
-                for (some, all) in [(some_pre, &pre), (some_post_comb, &post_comb)] {
-                    let all = values(&all.narrow(0, first, rows).unwrap());
-                    assert_eq!(values(&some), all, "{act:?}, {h}: {rows} rows from {first}");
+            for (batch, parts) in [
+                (95, [(0, 1), (62, 2), (5, 83)]),
+                (300, [(0, 96), (190, 110), (17, 200)]),
+            ] {
+                let streams = on(&device, act, &draw.values(&[batch, 4, h], act));
+                let (pre, post_comb) = mix(&site, &streams).unwrap();
+                for (first, rows) in parts {
+                    let some = streams.narrow(0, first, rows).unwrap();
+                    let (some_pre, some_post_comb) = mix(&site, &some).unwrap();
+                    for (some, all) in [(some_pre, &pre), (some_post_comb, &post_comb)] {
+                        let all = values(&all.narrow(0, first, rows).unwrap());
+                        let what = format!("{rows} of {batch} rows, from {first}");
+                        assert_eq!(values(&some), all, "{act:?}, {h}: {what}");
+                    }
                 }
             }
         }
