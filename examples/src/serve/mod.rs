@@ -19,8 +19,10 @@ mod connections;
 mod error;
 mod fields;
 mod form;
+mod linger;
 mod metrics;
 mod params;
+mod peer;
 mod reply;
 mod respond;
 mod routes;
@@ -171,7 +173,9 @@ async fn serve(
     let mut signals = Signals::watch().context("cannot watch for signals")?;
     let listener = connections::listen(socket).context("cannot listen")?;
     let open = app.metrics.connections.clone();
-    let connections = Connections::new(routes::router(app.clone()), args.max_connections, open);
+    let (router, most) = (routes::router(app.clone()), args.max_connections);
+    let spare = routes::spare_router(app.clone(), most);
+    let connections = Connections::new(router, most, spare, open);
     let address = listener.local_addr().context("cannot listen")?;
     // Who starts the server need not read it.
     let _ = writeln!(io.out, "listening on http://{address}").and_then(|()| io.out.flush());

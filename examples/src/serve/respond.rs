@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, Result, json_response};
 use super::form::Form;
+use super::peer::Peer;
 use super::reply::{Piece, Reply};
 
 /// A stream that has nothing to say says so this often: a connection that is gone is noticed, and one
@@ -23,12 +24,20 @@ const DONE: &str = "[DONE]";
 /// The answer, streamed or in one piece.
 ///
 /// # Errors
-/// A text of an answer in one piece could not be brought to its end.
-pub(super) async fn answer(reply: Reply, form: Form, stream: bool) -> Result<Response> {
+/// A text of an answer in one piece could not be brought to its end, or `peer` is gone before it was. Of a
+/// stream that shows by itself, as something is always sent.
+pub(super) async fn answer(
+    reply: Reply,
+    form: Form,
+    stream: bool,
+    peer: &Peer,
+) -> Result<Response> {
     if stream {
-        Ok(streamed(reply, form))
-    } else {
-        whole(reply, &form).await
+        return Ok(streamed(reply, form));
+    }
+    tokio::select! {
+        answer = whole(reply, &form) => answer,
+        () = peer.gone() => Err(ApiError::client_gone()),
     }
 }
 

@@ -134,6 +134,10 @@ fn a_key_is_asked_for_under_v1() {
             assert!(wrong(key).starts_with(beginning), "{key:?}");
         }
         assert_eq!(ask("/v1/nothing", &[]).status, 401);
+        // A body that nobody reads is more than the system holds for a connection.
+        let body = "x".repeat(16 << 20);
+        let refused = server.connect().ask("POST", "/v1/completions", &[], &body);
+        assert_eq!(refused.status, 401);
         for key in ["Bearer sesame", "bearer sesame"] {
             assert_eq!(ask("/v1/models", &[("authorization", key)]).status, 200);
         }
