@@ -118,14 +118,14 @@ pub(crate) fn beginning(text: &str) -> String {
 /// # Errors
 /// As [`read_text`].
 pub(crate) fn read_text_or(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<String> {
-    if !is_stdin(path) {
+    if !is_dash(path) {
         return read_text(path);
     }
     utf8(read_bytes(stdin).context("cannot read standard input")?)
 }
 
-/// Whether a path stands for standard input.
-pub(crate) fn is_stdin(path: &Path) -> bool {
+/// Whether a path stands for a standard stream.
+pub(crate) fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 

@@ -10,6 +10,7 @@ pub mod flags;
 pub mod generate;
 pub mod graphs;
 pub mod io;
+mod json;
 pub mod memory;
 pub mod model;
 pub mod output;

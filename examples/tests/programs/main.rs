@@ -41,6 +41,16 @@ pub(crate) fn change(path: &Path, change: impl FnOnce(&mut Value)) {
     std::fs::write(path, file.to_string()).unwrap();
 }
 
+/// A demo checkpoint whose texts begin with no token of their own.
+pub(crate) fn without_first_token() -> TempDir {
+    let dir = copy_of_demo();
+    change(&dir.path().join("config.json"), |config| {
+        config["bos_token_id"] = Value::Null;
+        config["text_config"]["bos_token_id"] = Value::Null;
+    });
+    dir
+}
+
 /// A demo checkpoint of finite weights whose logits overflow: one of the first two is infinite.
 pub(crate) fn broken_demo() -> TempDir {
     let dir = copy_of_demo();

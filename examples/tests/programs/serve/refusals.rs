@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Server, long};
-use crate::{broken_demo, demo};
+use crate::{broken_demo, demo, without_first_token};
 
 const PATH: &str = "/v1/completions";
 
@@ -69,6 +69,21 @@ fn bad_requests_are_refused_by_their_field() {
         server.complete(&json!({"prompt": "", "max_tokens": 1}))["usage"]["prompt_tokens"],
         1
     );
+}
+
+/// What a batch takes (`batch::answers`).
+#[test]
+fn an_empty_prompt_is_its_first_token() {
+    let server = Server::start(&[]);
+    let text = |prompt: Value| {
+        let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0});
+        server.complete(&body)["choices"][0]["text"].clone()
+    };
+    assert_eq!(text(json!("")), text(json!([0])));
+    let dir = without_first_token();
+    let without = Server::start_on(dir.path().to_str().unwrap(), &[], &[]);
+    let refused = without.post(PATH, &json!({"prompt": ""}));
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, prompt: prompt: expected 1 token or more, got none");
 }
 
 #[test]
