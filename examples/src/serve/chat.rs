@@ -11,7 +11,7 @@ use super::app::{App, Order};
 use super::error::{ApiError, Result};
 use super::fields::{Fields, expected, text};
 use super::form::{Form, Kind};
-use super::params::Params;
+use super::params::{Params, alternatives};
 use super::peer::Peer;
 use super::reply::Reply;
 use super::template::Message;
@@ -59,11 +59,7 @@ impl Chat {
         app.check_model(&mut fields)?;
         let params = Params::take(&mut fields, &["max_tokens", "max_completion_tokens"])?;
         let logprobs = fields.take("logprobs", "true or false", Value::as_bool)?;
-        let top = fields.take("top_logprobs", "a whole number, 0 or above", Value::as_u64)?;
-        if top.is_some_and(|number| number > 0) {
-            let message = "only those of the chosen tokens are given: expected 0";
-            return Err(ApiError::field("top_logprobs", message));
-        }
+        alternatives(&mut fields, "top_logprobs")?;
         for (name, neutral) in neutral() {
             fields.neutral(name, &neutral)?;
         }

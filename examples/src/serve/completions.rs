@@ -11,7 +11,7 @@ use super::app::{App, Order};
 use super::error::{ApiError, Result};
 use super::fields::{Fields, expected, text};
 use super::form::{Form, Kind};
-use super::params::{Params, check_choices};
+use super::params::{Params, alternatives, check_choices};
 use super::peer::Peer;
 use super::reply::{Echo, Reply};
 use super::{body, respond, work};
@@ -73,11 +73,7 @@ impl Completion {
         let prompts = prompts(&prompt)?;
         check_choices(prompts.len(), params.n, app.limits.waiting)?;
         let echo = fields.take("echo", "true or false", Value::as_bool)?;
-        let logprobs = fields.take("logprobs", "a whole number, 0 or above", Value::as_u64)?;
-        if logprobs.is_some_and(|number| number > 0) {
-            let message = "only those of the chosen tokens are given: expected 0";
-            return Err(ApiError::field("logprobs", message));
-        }
+        let logprobs = alternatives(&mut fields, "logprobs")?;
         fields.neutral("best_of", &[json!(1)])?;
         fields.neutral("suffix", &[json!("")])?;
         fields.finish()?;

@@ -37,7 +37,7 @@ const WRITE_BUFFER: usize = 64 << 10;
 
 /// Connections beyond those that there may be, at the same time: they get one answer, which is that there
 /// are too many for all but those who watch the server. Others are closed without a word.
-const SPARE: usize = 64;
+pub(super) const SPARE: usize = 64;
 
 /// How long such a connection stays.
 const SPARE_TIME: Duration = Duration::from_secs(2);

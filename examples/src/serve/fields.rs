@@ -9,6 +9,9 @@ use crate::{io, json};
 /// What some programs write before a text in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
+/// The code of a field that asks for what is not there.
+pub(super) const UNSUPPORTED: &str = "unsupported_parameter";
+
 /// An object of a request.
 pub(super) struct Fields {
     /// What its fields' names begin with in messages: nothing, or the way to the object and a dot.
@@ -113,7 +116,7 @@ impl Fields {
                 let message = format!("not supported: expected {or}, got {}", quoted(&value));
                 let error = self.refuse(name, &message);
                 Err(ApiError {
-                    code: Some("unsupported_parameter"),
+                    code: Some(UNSUPPORTED),
                     ..error
                 })
             }

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::error::{ApiError, Result};
-use super::fields::{Fields, text, whole};
+use super::fields::{Fields, UNSUPPORTED, text, whole};
 use crate::sampling::SamplingArgs;
 
 /// Texts that end an output, at most.
-const MAX_STOPS: usize = 4;
+pub(super) const MAX_STOPS: usize = 4;
 
 /// Texts that one request can ask for, at most.
 pub(super) const MAX_CHOICES: usize = 128;
@@ -142,6 +142,25 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>> {
         return Err(fields.refuse("stop", "expected texts that are not empty"));
     }
     Ok(stops)
+}
+
+/// Takes how many of the likeliest tokens are to be told beside each that was chosen. None are: the engine
+/// gives the log-probabilities of chosen tokens alone.
+///
+/// # Errors
+/// It asks for some.
+pub(super) fn alternatives(fields: &mut Fields, name: &str) -> Result<Option<usize>> {
+    let asked = fields.take(name, "a whole number, 0 or above", whole)?;
+    match asked {
+        Some(number @ 1..) => Err(ApiError {
+            code: Some(UNSUPPORTED),
+            ..fields.refuse(
+                name,
+                &format!("not supported: log-probabilities are those of the chosen tokens alone: expected 0, got {number}"),
+            )
+        }),
+        _ => Ok(asked),
+    }
 }
 
 fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool> {

@@ -16,7 +16,7 @@ use super::reply::{Piece, Reply};
 
 /// A stream that has nothing to say says so this often: a connection that is gone is noticed, and one
 /// that waits in a queue is not taken for gone.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// What a stream that came to its end ends with.
 const DONE: &str = "[DONE]";
