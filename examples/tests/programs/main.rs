@@ -3,6 +3,7 @@
 mod batch;
 mod flags;
 mod generate;
+mod interrupt;
 mod perplexity;
 mod process;
 mod refusals;
@@ -140,6 +141,7 @@ impl Run {
             out: &mut out,
             err: &mut err,
             watched: false,
+            interrupt: None,
         });
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Self {
