@@ -50,7 +50,7 @@ pub(super) async fn complete(
     let tokenizer = app.tokenizer.clone();
     let reply = Reply::new(answers, tokenizer, vec![None], logprobs, params.n, tokens);
     let form = Form::new(Kind::Chat, &app.name, logprobs, params.include_usage);
-    respond::answer(reply, form, params.stream, &peer).await
+    respond::answer(reply, form, params.stream, peer).await
 }
 
 impl Chat {

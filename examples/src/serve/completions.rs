@@ -59,7 +59,7 @@ pub(super) async fn complete(
     let (tokenizer, logprobs) = (app.tokenizer.clone(), completion.logprobs);
     let reply = Reply::new(answers, tokenizer, echoes, logprobs, params.n, tokens);
     let form = Form::new(Kind::Completion, &app.name, logprobs, params.include_usage);
-    respond::answer(reply, form, params.stream, &peer).await
+    respond::answer(reply, form, params.stream, peer).await
 }
 
 impl Completion {

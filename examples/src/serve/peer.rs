@@ -65,18 +65,26 @@ impl Peer {
         (*self.read).as_ref()
     }
 
-    /// Waits until nobody is there to read the answer. To be polled while a request that is read to its
-    /// end has no answer, by the task of its connection.
-    ///
-    /// A client that is gone and one that only sends no more end their requests alike. What differs is
-    /// what comes of bytes that reach them, so that the latter get some.
-    pub(super) async fn gone(&self) {
-        match self.stream().peek(&mut [0]).await {
-            Ok(0) => {}
-            // It sends another request, behind which an end could not be seen.
-            Ok(_) => return std::future::pending().await,
-            Err(_) => return,
+    /// Waits until the client sends no more, behind a request that is read to its end. It may be gone, or
+    /// wait for the answer: both end their requests alike. What differs is what comes of bytes that reach
+    /// them; see [`Peer::refused`].
+    pub(super) async fn silent(&self) {
+        if let Ok(1..) = self.stream().peek(&mut [0]).await {
+            // Another request, behind which an end could not be seen.
+            std::future::pending::<()>().await;
         }
+    }
+
+    /// Waits until the system of the client has said that nobody is there for what was sent.
+    pub(super) async fn refused(&self) {
+        // An error is that there is one.
+        let _ = self.stream().ready(Interest::ERROR).await;
+    }
+
+    /// Waits until nobody is there to read the answer. To be polled while nothing of it is sent, by the task
+    /// of the connection.
+    pub(super) async fn gone(&self) {
+        self.silent().await;
         if !self.interim {
             return std::future::pending().await;
         }
@@ -89,8 +97,10 @@ impl Peer {
                     Ok(_) | Err(_) => return,
                 }
             }
-            let refused = self.stream().ready(Interest::ERROR);
-            if tokio::time::timeout(ASK_AGAIN, refused).await.is_ok() {
+            if tokio::time::timeout(ASK_AGAIN, self.refused())
+                .await
+                .is_ok()
+            {
                 return;
             }
         }

@@ -109,6 +109,25 @@ fn a_client_that_goes_away_cancels_its_request() {
     );
 }
 
+/// A place in the queue is not held for somebody who is gone, though nothing is sent that could fail.
+#[test]
+fn a_client_that_goes_away_leaves_the_queue() {
+    let server = Server::start(&["--max-running", "1"]);
+    let _runs = server.begin(PATH, &long());
+    server.wait_for("replay_requests_running", 1.0);
+    for body in [long(), long_stream()] {
+        let waits = server.begin(PATH, &body);
+        server.wait_for("replay_requests_waiting", 1.0);
+        waits.close();
+        server.wait_for("replay_requests_waiting", 0.0);
+    }
+    assert_eq!(
+        server.metric("replay_requests_running"),
+        1.0,
+        "the first runs still"
+    );
+}
+
 /// The engine does not wait for it, and what it does not read is bounded.
 #[test]
 fn a_client_that_does_not_read_is_given_up_and_others_are_served() {
