@@ -17,7 +17,8 @@ use crate::io;
 /// What clap says, with arguments of any length cut. No program here takes an argument without a flag:
 /// of one that came, it also says what it may have been meant for.
 pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, clap::Error> {
-    A::try_parse_from(args).map_err(|mut refusal| {
+    let args: Vec<OsString> = args.into_iter().collect();
+    A::try_parse_from(&args).map_err(|mut refusal| {
         let stray = match refusal.get(ContextKind::InvalidArg) {
             Some(ContextValue::String(arg)) => !arg.starts_with('-'),
             _ => false,
@@ -27,9 +28,46 @@ pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, c
             let tip = ContextValue::StyledStrs(vec![tip.into()]);
             refusal.insert(ContextKind::Suggested, tip);
         }
+        name_variable(&mut refusal, A::command(), &args);
         quote(&mut refusal, stray);
         refusal
     })
+}
+
+/// Names the variable that a refused value came from: clap names the flag, which nobody gave. Of one that is
+/// secret the value is not shown.
+fn name_variable(refusal: &mut clap::Error, mut program: Command, args: &[OsString]) {
+    // Else arguments do not know how they are displayed.
+    program.build();
+    let Some(ContextValue::String(refused)) = refusal.get(ContextKind::InvalidArg) else {
+        return;
+    };
+    let arg = program
+        .get_arguments()
+        .find(|arg| arg.to_string() == *refused);
+    let Some((arg, variable)) = arg.and_then(|arg| Some((arg, arg.get_env()?))) else {
+        return;
+    };
+    let flag = format!("--{}", arg.get_long().unwrap_or_default());
+    let is_flag = |given: &OsString| {
+        let given = given.to_string_lossy();
+        given.split('=').next() == Some(flag.as_str())
+    };
+    if args.iter().any(is_flag) {
+        return;
+    }
+    let (variable, secret) = (
+        variable.to_string_lossy().into_owned(),
+        arg.is_hide_env_values_set(),
+    );
+    refusal.insert(ContextKind::InvalidArg, ContextValue::String(variable));
+    match refusal.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) if secret && !value.is_empty() => {
+            let hidden = ContextValue::String("(hidden)".to_owned());
+            refusal.insert(ContextKind::InvalidValue, hidden);
+        }
+        _ => {}
+    }
 }
 
 /// Leaves what can be read of the argument or the value that a refusal is about.

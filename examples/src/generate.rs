@@ -1,27 +1,23 @@
 //! The program `generate`: prompts in, text out.
 
-use std::io::{self, Write};
 use std::num::NonZeroUsize;
 
 use clap::Parser;
 use deepseek_model::memory::Demand;
-use deepseek_model::tokenizer::{TextStream, Tokenizer};
-use deepseek_model::{Error, Event, FinishReason, GenerateOptions, Generation, Generator};
-use indicatif::ProgressBar;
+use deepseek_model::{Error, GenerateOptions, Generator};
 
 use crate::batch::{self, BatchArgs};
 use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
-use crate::memory::{MemoryArgs, MemoryTable, Remedies};
+use crate::memory::{MemoryArgs, Remedies};
 use crate::model::{Checkpoint, ModelArgs, PolicyArgs, blame};
-use crate::output::{self, Record, heading, logprob_table, spelled};
-use crate::picture::{Picture, RowMap};
+use crate::output;
+use crate::picture::RowMap;
 use crate::progress;
-use crate::prompts::{Prompt, PromptArgs};
+use crate::prompts::PromptArgs;
 use crate::sampling::SamplingArgs;
-use crate::steps::phase_table;
-use crate::summary::Summary;
+use crate::session::Session;
 
 /// Prompt rows of a step at most, unless `--chunk` says so.
 const CHUNK: NonZeroUsize = NonZeroUsize::new(8192).unwrap();
@@ -29,9 +25,6 @@ const CHUNK: NonZeroUsize = NonZeroUsize::new(8192).unwrap();
 /// The same when every row's logits are wanted: with a vocabulary of 129,280 these take half
 /// a megabyte a row.
 const LOGPROB_CHUNK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
-
-/// Columns of the picture that `--explain` draws.
-const PICTURE_COLUMNS: usize = 64;
 
 /// What would help against a lack of memory.
 const REMEDIES: Remedies = Remedies {
@@ -50,6 +43,10 @@ const REMEDIES_OF_ONE: Remedies = Remedies {
 const AFTER_HELP: &str = "\
 The summary counts the tokens that were chosen, the one that ended a text included. The first of a
 text comes with the step that ends its prefill; the pace of decode is that of steps without prefill.
+
+An interrupt from the keyboard ends texts where they are: they are printed so far, and the exit status
+is 130. A second one ends the program at once, and so does one during --batch, whose --output has what
+was done.
 
 RAYON_NUM_THREADS sets how many threads compute: 0, the default, is one for each core; at most 256,
 or four for each core where that is more.";
@@ -235,168 +232,5 @@ impl GenerateArgs {
             runner: self.graphs.options(self.profile),
         };
         Ok((options, note))
-    }
-}
-
-/// A batch on its way.
-struct Session<'a, M> {
-    args: &'a GenerateArgs,
-    tokenizer: &'a Tokenizer,
-    prompts: &'a [Prompt],
-    /// Of each prompt.
-    ids: &'a [Vec<u32>],
-    generator: Generator,
-    /// Of each prompt, which rows ran.
-    maps: Vec<RowMap>,
-    /// Of the model.
-    positions: usize,
-    /// Whether a prompt is longer than the model's window.
-    droppable: bool,
-    /// What the run took of its device, once it is over.
-    memory: M,
-}
-
-impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
-    fn run(mut self, io: &mut Io<'_>) -> anyhow::Result<()> {
-        let tokens = self.ids.iter().map(Vec::len).sum();
-        let bar = progress::prefill(io.watched, tokens);
-        // A single text is shown as it is made; several would mix.
-        let mut stream =
-            (self.prompts.len() == 1 && !self.args.json).then(|| TextStream::new(self.tokenizer));
-        while !self.generator.is_finished() {
-            let events = self.generator.step().map_err(|error| {
-                let size = format!("--chunk {}", self.args.step_rows(self.args.logprobs));
-                blame(error, &self.args.policy.flag(), &size)
-            })?;
-            let (stats, prompts) = self.generator.last_step();
-            for (request, &prompt) in prompts.iter().enumerate() {
-                self.maps[prompt].record(stats, request);
-            }
-            for event in events {
-                self.show(event, &bar, stream.as_mut(), io)?;
-            }
-        }
-        bar.finish_and_clear();
-        // The result is out. That nobody can be told what it took is no failure.
-        let _ = self.explain(io.err);
-        Ok(())
-    }
-
-    fn show(
-        &self,
-        event: Event,
-        bar: &ProgressBar,
-        stream: Option<&mut TextStream<&Tokenizer>>,
-        io: &mut Io<'_>,
-    ) -> anyhow::Result<()> {
-        match (event, stream) {
-            (Event::Prefilled { .. }, _) => {
-                let done = self.maps.iter().map(RowMap::prefilled).sum::<usize>();
-                bar.set_position(done as u64);
-            }
-            (Event::Token { id, .. }, Some(stream)) => {
-                bar.finish_and_clear();
-                io.out.write_all(stream.push(id)?.as_bytes())?;
-                io.out.flush()?;
-            }
-            (Event::Token { .. }, None) => {}
-            (Event::Finished { prompt, .. }, stream) => {
-                let rest = match stream {
-                    Some(stream) => stream.finish()?,
-                    None => String::new(),
-                };
-                bar.suspend(|| self.finish(prompt, &rest, io))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes what is still to be shown of a prompt that ended: `rest` of its text if it was
-    /// streamed, else all of it.
-    fn finish(&self, prompt: usize, rest: &str, io: &mut Io<'_>) -> anyhow::Result<()> {
-        if self.args.json {
-            let result = self.result(prompt);
-            let written = (result, self.tokenizer.decode(&result.ids)?);
-            let text = self.prompts[prompt].text.as_str();
-            let prompt_of = (text, self.ids[prompt].as_slice());
-            let map = &self.maps[prompt];
-            let record = Record::new(prompt, prompt_of, written, map, self.args.logprobs);
-            serde_json::to_writer(&mut *io.out, &record).map_err(std::io::Error::from)?;
-            writeln!(io.out)?;
-        } else {
-            self.finish_text(prompt, rest, io.out)?;
-        }
-        io.out.flush()?;
-        Ok(())
-    }
-
-    fn finish_text(&self, prompt: usize, rest: &str, out: &mut dyn Write) -> anyhow::Result<()> {
-        let (result, count) = (self.result(prompt), self.prompts.len());
-        // Where no text was asked for, an empty one is not worth a line.
-        let has_text = self.args.max_new_tokens > 0;
-        if count > 1 && (has_text || self.args.logprobs) {
-            writeln!(out, "{}", heading(prompt, count, &self.prompts[prompt]))?;
-        }
-        match has_text {
-            true if count > 1 => writeln!(out, "{}\n", self.tokenizer.decode(&result.ids)?)?,
-            true => writeln!(out, "{rest}")?,
-            false => {}
-        }
-        if self.args.logprobs {
-            let of_prompt = std::iter::once(None).chain(result.prompt_logprobs.iter().map(Some));
-            let of_output = result.logprobs.iter().map(Some);
-            let logprobs = of_prompt.chain(of_output).map(Option::<&f32>::copied);
-            let tokens = self.ids[prompt].iter().chain(&result.ids);
-            let tokens = tokens.map(|&id| spelled(self.tokenizer, id));
-            let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
-            writeln!(out, "{}", logprob_table(tokens.into_iter().zip(logprobs)))?;
-        }
-        Ok(())
-    }
-
-    fn result(&self, prompt: usize) -> &Generation {
-        self.generator
-            .results()
-            .nth(prompt)
-            .expect("one result per prompt")
-    }
-
-    /// Tells a person what it took.
-    fn explain(&self, err: &mut dyn Write) -> io::Result<()> {
-        if self.args.explain {
-            let count = self.prompts.len();
-            for (index, (prompt, map)) in self.prompts.iter().zip(&self.maps).enumerate() {
-                match count {
-                    1 => writeln!(err, "{}", prompt.source)?,
-                    _ => writeln!(err, "{}", heading(index, count, prompt))?,
-                }
-                write!(err, "{}", map.picture(PICTURE_COLUMNS))?;
-            }
-            writeln!(err, "{}\n", Picture::LEGEND)?;
-            if let Some(memory) = (self.memory)() {
-                writeln!(err, "{memory}")?;
-            }
-        }
-        let chosen = |result: &Generation| {
-            result.ids.len() + usize::from(result.finish == Some(FinishReason::Stop))
-        };
-        let cut_off = |result: &&Generation| result.finish == Some(FinishReason::Positions);
-        let summary = Summary {
-            cost: self.generator.summary(),
-            chosen: self.generator.results().map(chosen).sum(),
-            first_tokens: self
-                .generator
-                .results()
-                .filter_map(|r| r.time_to_first_token)
-                .collect(),
-            maps: &self.maps,
-            policy: self.args.policy.replay,
-            logprobs: self.args.logprobs,
-            cut_off: self.generator.results().filter(cut_off).count(),
-            positions: self.positions,
-            droppable: self.droppable,
-        };
-        write!(err, "{summary}")?;
-        write!(err, "{}", phase_table(self.generator.summary()))
     }
 }

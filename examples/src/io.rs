@@ -10,6 +10,7 @@ use clap::Parser;
 use deepseek_model::plain::is_plain;
 use deepseek_model::tokenizer;
 
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::{arenas, backtraces, flags, patient::Patient, streams, threads};
 
 /// Where a program reads and writes.
@@ -22,6 +23,8 @@ pub struct Io<'a> {
     pub err: &'a mut dyn Write,
     /// Whether a person watches, so that progress bars are of use.
     pub watched: bool,
+    /// Tells of interrupts; none where the process has more to do than the program.
+    pub interrupt: Option<Interrupt>,
 }
 
 /// Runs a program on the process' arguments and streams and turns its error into an exit code.
@@ -38,7 +41,10 @@ pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<(
             // File names of the libraries' errors are in it as they are.
             let text = escaped(&backtraces::cut(&text), |c| c == '\n');
             let _ = writeln!(io::stderr(), "error: {text}");
-            ExitCode::FAILURE
+            match error.downcast_ref::<Interrupted>() {
+                Some(_) => Interrupted::status(),
+                None => ExitCode::FAILURE,
+            }
         }
     }
 }
@@ -59,7 +65,7 @@ fn run<A: Parser>(
     arenas::bound();
     threads::start()?;
     hide_caught_panics();
-    program(
+    let ended = program(
         &args,
         &mut Io {
             stdin: &mut streams::Stdin::default(),
@@ -67,9 +73,12 @@ fn run<A: Parser>(
             // Not locked: progress bars write there from threads of their own.
             err: &mut Patient(io::stderr()),
             watched: io::stderr().is_terminal(),
+            interrupt: Some(Interrupt::default()),
         },
-    )?;
-    Ok(out.flush()?)
+    );
+    // Also what came before an interrupt.
+    out.flush()?;
+    ended
 }
 
 /// Leaves it to the error to tell of a panic that becomes one.
@@ -118,14 +127,14 @@ pub(crate) fn beginning(text: &str) -> String {
 /// # Errors
 /// As [`read_text`].
 pub(crate) fn read_text_or(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<String> {
-    if !is_stdin(path) {
+    if !is_dash(path) {
         return read_text(path);
     }
     utf8(read_bytes(stdin).context("cannot read standard input")?)
 }
 
-/// Whether a path stands for standard input.
-pub(crate) fn is_stdin(path: &Path) -> bool {
+/// Whether a path stands for a standard stream.
+pub(crate) fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use candle_core::{DType, Device};
 use deepseek_model::tokenizer::Tokenizer;
 use deepseek_model::{
@@ -86,10 +86,18 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
         ));
     }
     let flag = match &error {
-        Error::Unsupported(_) => Some(policy),
-        Error::Step(StepError::Memory { .. }) | Error::Cache(CacheError::TooLarge { .. }) => {
-            Some(size)
+        // Its own words are the fields that the flags become.
+        Error::Cache(CacheError::TooLarge {
+            bytes, shortage, ..
+        }) => {
+            let needs = match bytes {
+                Some(bytes) => format!("{bytes} bytes of memory, {shortage}"),
+                None => "more rows or bytes than can be addressed".to_owned(),
+            };
+            return anyhow!("{size}: the KV cache needs {needs}");
         }
+        Error::Unsupported(_) => Some(policy),
+        Error::Step(StepError::Memory { .. }) => Some(size),
         _ => None,
     };
     let (flag, error) = (flag.map(str::to_owned), anyhow::Error::from(error));

@@ -6,7 +6,7 @@ use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
 use deepseek_model::{FinishReason, Generation};
 use serde::Serialize;
 
-use crate::io::{is_stdin, shown};
+use crate::io::{is_dash, shown};
 use crate::picture::RowMap;
 use crate::prompts::{Prompt, Source};
 use crate::{count, decimals};
@@ -106,7 +106,7 @@ pub fn heading(index: usize, count: usize, prompt: &Prompt) -> String {
     }
     let file = match &prompt.source {
         Source::Flag(_) => String::new(),
-        Source::File(path) if is_stdin(path) => ", standard input".to_owned(),
+        Source::File(path) if is_dash(path) => ", standard input".to_owned(),
         Source::File(path) => format!(", {}", shown(path)),
     };
     format!("=== {} of {count}{file}: {beginning:?}", index + 1)

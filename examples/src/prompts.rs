@@ -67,7 +67,7 @@ impl PromptArgs {
         ensure!(
             self.prompt_file
                 .iter()
-                .filter(|path| io::is_stdin(path))
+                .filter(|path| io::is_dash(path))
                 .count()
                 <= 1,
             "--prompt-file -: standard input can be read only once"

@@ -53,19 +53,17 @@ impl std::fmt::Display for Summary<'_> {
             count(cost.prefill_tokens, "token"),
             pace(cost.prefill_tokens, cost.prefill_time)
         )?;
-        let first = self.first_tokens.iter().min().copied().map(seconds);
-        let last = self.first_tokens.iter().max().copied().map(seconds);
-        if let (Some(first), Some(last)) = (first, last) {
+        let (first, last) = (
+            self.first_tokens.iter().min(),
+            self.first_tokens.iter().max(),
+        );
+        if let (Some(&first), Some(&last)) = (first, last) {
             let one = self.first_tokens.len() == 1;
-            let range = if first == last {
-                first
-            } else {
-                format!("{first} to {last}")
-            };
             write!(
                 f,
-                "; first token{} after {range}",
-                if one { "" } else { "s" }
+                "; first token{} after {}",
+                if one { "" } else { "s" },
+                range(first, last)
             )?;
         }
         writeln!(f)?;
@@ -135,8 +133,18 @@ pub(crate) fn pace(tokens: usize, time: Duration) -> String {
     format!(" in {}, {rate} tokens/s", seconds(time))
 }
 
+/// `12 ms to 1.50 s`; times that look the same are one time.
+pub(crate) fn range(first: Duration, last: Duration) -> String {
+    let (first, last) = (seconds(first), seconds(last));
+    if first == last {
+        first
+    } else {
+        format!("{first} to {last}")
+    }
+}
+
 /// Seconds with two decimals, below one in milliseconds.
-pub(crate) fn seconds(time: Duration) -> String {
+fn seconds(time: Duration) -> String {
     if time < Duration::from_micros(999_500) {
         format!("{:.0} ms", time.as_secs_f64() * 1e3)
     } else {

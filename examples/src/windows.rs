@@ -45,7 +45,7 @@ impl Texts {
         stdin: &mut dyn Read,
     ) -> anyhow::Result<Self> {
         let mut texts: Vec<(PathBuf, Vec<u32>)> = Vec::with_capacity(files.len());
-        let of_stdin = files.iter().filter(|file| io::is_stdin(file)).count();
+        let of_stdin = files.iter().filter(|file| io::is_dash(file)).count();
         ensure!(
             of_stdin <= 1,
             "--text -: standard input can be read only once"

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::Order;
+use super::id::Id;
 use super::request::Request;
 use crate::io::shown;
 
@@ -75,7 +75,7 @@ impl<'a> Results<'a> {
             Ok(())
         })?);
         if files.pending_path.exists() {
-            let name = shown(&files.pending_path);
+            let name = files.pending_name();
             // What waited may have been written since.
             reader.seen.clear();
             notes.extend(reader.read(files.pending()?, &name, |index, line| {
@@ -128,7 +128,7 @@ impl<'a> Results<'a> {
             && let Place::Files(files) = &mut self.place
         {
             let written = files.pending()?.write_all(&line);
-            written.with_context(|| shown(&files.pending_path))?;
+            written.with_context(|| files.pending_name())?;
         }
         self.put(index, line)
     }
@@ -204,11 +204,16 @@ impl Files {
         })
     }
 
+    /// The file of the results that wait, for errors. Nobody named it but by the flag.
+    fn pending_name(&self) -> String {
+        format!("{}, {}", self.name, shown(&self.pending_path))
+    }
+
     /// The file of the results that wait.
     fn pending(&mut self) -> anyhow::Result<&mut File> {
         if self.pending.is_none() {
             let file = append(&self.pending_path);
-            self.pending = Some(file.with_context(|| shown(&self.pending_path))?);
+            self.pending = Some(file.with_context(|| self.pending_name())?);
         }
         Ok(self.pending.as_mut().expect("it is open"))
     }
@@ -217,7 +222,7 @@ impl Files {
         self.pending = None;
         match std::fs::remove_file(&self.pending_path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("cannot remove {}", shown(&self.pending_path)))
+                Err(error).with_context(|| format!("{}: cannot remove it", self.pending_name()))
             }
             _ => Ok(()),
         }
@@ -227,14 +232,14 @@ impl Files {
 /// What a result says of its request.
 #[derive(Deserialize)]
 struct Known {
-    id: Value,
+    id: Id,
     request: String,
 }
 
 /// Reads files of results.
 struct Reader<'a> {
     requests: &'a [Request],
-    by_id: HashMap<String, usize>,
+    by_id: HashMap<&'a Id, usize>,
     /// Lines of a file by request.
     seen: HashMap<usize, usize>,
 }
@@ -244,7 +249,7 @@ impl<'a> Reader<'a> {
         let ids = requests.iter().enumerate();
         Self {
             requests,
-            by_id: ids.map(|(index, r)| (r.id.to_string(), index)).collect(),
+            by_id: ids.map(|(index, r)| (&r.id, index)).collect(),
             seen: HashMap::new(),
         }
     }
@@ -293,7 +298,7 @@ impl<'a> Reader<'a> {
     /// The request that a result answers.
     fn check(&self, known: &Known) -> anyhow::Result<usize> {
         let id = &known.id;
-        let Some(&index) = self.by_id.get(&id.to_string()) else {
+        let Some(&index) = self.by_id.get(id) else {
             bail!(
                 "the result of id {id}, which no request has: choose another file, or remove the line"
             );

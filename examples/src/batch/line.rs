@@ -1,11 +1,11 @@
 //! A line of a batch as it stands: which keys it may have, and of which type.
 
-use std::fmt;
-
 use anyhow::{anyhow, bail};
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, Unexpected, Visitor};
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde_json::Value;
 
+use super::id::Id;
+use crate::json;
 use crate::sampling::{field, quoted, whole};
 
 /// The keys that a line may have.
@@ -27,7 +27,7 @@ const KEYS: [&str; 11] = [
 #[derive(Debug)]
 pub(super) struct Line {
     /// A string or a number.
-    pub(super) id: Option<Value>,
+    pub(super) id: Option<Id>,
     pub(super) prompt: Option<String>,
     pub(super) tokens: Option<Vec<u32>>,
     pub(super) max_new_tokens: Option<usize>,
@@ -41,21 +41,33 @@ pub(super) struct Line {
     pub(super) policy: Option<String>,
 }
 
+/// The id alone.
+#[derive(Deserialize)]
+struct WithId {
+    id: Option<Id>,
+}
+
 impl Line {
     /// # Errors
     /// It is no JSON object, or a key is unknown, comes twice or has a value of another type.
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
-        let Fields(fields) = serde_json::from_str(text).map_err(|error| without_line(&error))?;
+        let parsed = json::parse(text.as_bytes());
+        let fields = match parsed.map_err(|fault| without_line(&fault.error))? {
+            Value::Object(fields) => fields,
+            other => bail!("expected a JSON object, got {}", quoted(&other)),
+        };
         if let Some(unknown) = fields.keys().find(|key| !KEYS.contains(&key.as_str())) {
             let unknown = quoted(&unknown.as_str().into());
             bail!("unknown key {unknown}: expected {}", KEYS.join(", "));
         }
+        // As it is spelled: among the fields, a number may be altered.
+        let WithId { id: spelled } = serde_json::from_str(text)?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let count = "a whole number, 0 or above";
-        let id = |value: &Value| (value.is_string() || value.is_number()).then(|| value.clone());
+        let id = |value: &Value| (value.is_string() || value.is_number()).then_some(());
         let stops = "a text or a list of texts, none of them empty";
         Ok(Self {
-            id: field(&fields, "id", "a string or a number", id)?,
+            id: field(&fields, "id", "a string or a number", id)?.and(spelled),
             prompt: field(&fields, "prompt", "a text", text)?,
             tokens: field(&fields, "tokens", "a list of token ids", ids)?,
             max_new_tokens: field(&fields, "max_new_tokens", count, whole)?,
@@ -102,41 +114,6 @@ fn without_line(error: &serde_json::Error) -> anyhow::Error {
     anyhow!("{text}{column}")
 }
 
-/// A JSON object whose keys differ: of two values of one key, `serde_json` would take the last.
-struct Fields(Map<String, Value>);
-
-impl<'de> Deserialize<'de> for Fields {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keys;
-        impl<'de> Visitor<'de> for Keys {
-            type Value = Fields;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            /// Of its own, the parser would show all of the text.
-            fn visit_str<E: Error>(self, _: &str) -> Result<Fields, E> {
-                Err(E::invalid_type(Unexpected::Other("string"), &self))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Fields, A::Error> {
-                let mut fields = Map::new();
-                while let Some((key, value)) = access.next_entry::<String, Value>()? {
-                    if fields.contains_key(&key) {
-                        let key = quoted(&key.into());
-                        return Err(A::Error::custom(format!("the key {key} comes twice")));
-                    }
-                    fields.insert(key, value);
-                }
-                Ok(Fields(fields))
-            }
-        }
-        // Not `deserialize_map`, which refuses a text by itself.
-        deserializer.deserialize_any(Keys)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -163,10 +140,10 @@ mod tests {
         let refuse = |line: &str| Line::parse(line).unwrap_err().to_string();
         insta::assert_snapshot!(lines.map(refuse).join("\n"), @r#"
         EOF while parsing a value
-        invalid type: sequence, expected a JSON object (column 1)
+        expected a JSON object, got [1]
         EOF while parsing an object (column 14)
         unknown key "promt": expected id, prompt, tokens, max_new_tokens, temperature, top_k, top_p, seed, stop, logprobs, policy
-        the key "seed" comes twice (column 22)
+        seed: the key comes twice (column 18)
         prompt: expected a text, got 3
         id: expected a string or a number, got ["a"]
         tokens: expected a list of token ids, got [1,-1]
@@ -188,7 +165,8 @@ mod tests {
         }
         let line = Line::parse(r#"{"id": 1.5, "prompt": null, "stop": "a", "tokens": []}"#);
         let line = line.unwrap();
-        assert_eq!((line.id, line.prompt), (Some(1.5.into()), None));
+        assert_eq!(line.id.unwrap().to_string(), "1.5");
+        assert_eq!(line.prompt, None);
         assert_eq!(line.stop, Some(vec!["a".to_owned()]));
         assert_eq!(line.tokens, Some(Vec::new()));
     }

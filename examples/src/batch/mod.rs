@@ -2,6 +2,7 @@
 
 mod file;
 mod group;
+mod id;
 mod line;
 mod report;
 mod request;
@@ -16,7 +17,7 @@ use anyhow::{bail, ensure};
 use crate::flags;
 use crate::generate::GenerateArgs;
 use crate::graphs::GraphArgs;
-use crate::io::Io;
+use crate::io::{Io, is_dash};
 use crate::progress;
 use crate::sampling::Recommended;
 use file::Results;
@@ -27,10 +28,11 @@ use serve::Server;
 /// What `--help` says of the lines.
 pub(crate) const AFTER_HELP: &str = "\
 The fields of a line of --batch, of which prompt or tokens must be there:
-  prompt, tokens                     a text, behind the beginning-of-text token as --prompt; or token
-                                     ids, as they are
-  id                                 a string or a number that the result bears, once in a file; the
-                                     number of the line without it
+  prompt, tokens                     a text, behind the beginning-of-text token as --prompt, which is
+                                     enough of a prompt where the text is empty; or token ids, as
+                                     they are, 1 or more
+  id                                 a string or a number that the result bears as it is spelled, once
+                                     in a file; the number of the line without it
   max_new_tokens, temperature,       as the flags of these names, which are for lines that do not say
   top_k, top_p, logprobs
   policy                             as --replay
@@ -68,7 +70,10 @@ pub struct BatchArgs {
         conflicts_with_all = ["prompt", "prompt_file", "json", "explain", "profile"]
     )]
     pub batch: Option<PathBuf>,
-    /// A file for the results of --batch, one JSON object a line [default: standard output].
+    /// A file for the results of --batch, one JSON object a line; - is standard output [default: -].
+    ///
+    /// What is on standard output is not known to a later run, which computes it again; the rest is of
+    /// files, of which ./- is one.
     ///
     /// What it holds already is not computed again, so that a run that was interrupted, in whatever
     /// way, goes on: only the requests that ran are lost, and half a line is cut off and its request
@@ -143,7 +148,8 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let requests = request::read(args, &checkpoint, &recommended, io.stdin)?;
     let held = args.model.options()?;
     let order = args.batch.order.unwrap_or_default();
-    let (mut results, mut notes) = if let Some(path) = &args.batch.output {
+    let file = args.batch.output.as_ref().filter(|path| !is_dash(path));
+    let (mut results, mut notes) = if let Some(path) = file {
         Results::open(path, order, &requests)?
     } else {
         let results = Results::stream(io.out, order, requests.len());

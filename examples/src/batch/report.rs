@@ -7,7 +7,7 @@ use deepseek_model::engine::EngineStats;
 use indicatif::HumanCount;
 
 use crate::count;
-use crate::summary::{pace, seconds};
+use crate::summary::{pace, range};
 
 /// What a batch cost, over all its engines.
 #[derive(Debug, Default)]
@@ -48,6 +48,25 @@ impl Totals {
             let (least, most) = self.first_tokens.unwrap_or((new, new));
             self.first_tokens = Some((least.min(new), most.max(new)));
         }
+    }
+
+    /// How far the batch is, for who watches: with an engine that has run for a while, and of which only the
+    /// cache is told alone.
+    pub(super) fn live(&self, stats: &EngineStats, time: Duration) -> String {
+        let share = |part: f64, of: f64| 100.0 * part / of.max(1.0);
+        let generated = self.generated_tokens + stats.generated_tokens;
+        let rate = generated as f64 / (self.time + time).as_secs_f64();
+        let cached = self.cached_tokens + stats.cached_tokens;
+        let prompts = self.prompt_tokens + stats.prompt_tokens;
+        let held = stats.pages - stats.free_pages;
+        format!(
+            "{} waiting, {} running; {} tokens/s; {:.0} % of prompts cached, {:.0} % of KV used",
+            HumanCount((self.requests - self.done() - stats.running) as u64),
+            stats.running,
+            HumanCount(rate as u64),
+            share(cached as f64, prompts as f64),
+            share(held as f64, stats.pages as f64),
+        )
     }
 
     /// Adds an engine's.
@@ -96,11 +115,9 @@ impl fmt::Display for Totals {
             pace(tokens, self.time)
         )?;
         if let Some((least, most)) = self.first_tokens {
-            let [least, most] = [least, most].map(|s| seconds(Duration::from_secs_f64(s)));
-            write!(
-                f,
-                "; first tokens {least} to {most} after the first step of each"
-            )?;
+            let [least, most] = [least, most].map(Duration::from_secs_f64);
+            let after = range(least, most);
+            write!(f, "; first tokens {after} after the first step of each")?;
         }
         writeln!(f)?;
         write!(
@@ -147,6 +164,10 @@ mod tests {
         output   640 tokens in 3.20 s, 200 tokens/s; first tokens 12 ms to 1.50 s after the first step of each
         replay   15,462 of 30,540 row-layers ran (51 %)
         ");
+        // Times that look the same are one time.
+        totals.first_tokens = Some((0.0161, 0.0164));
+        let output = totals.to_string();
+        insta::assert_snapshot!(output.lines().nth(2).unwrap(), @"output   640 tokens in 3.20 s, 200 tokens/s; first tokens 16 ms after the first step of each");
         totals = Totals::new(20, 17);
         (totals.answered, totals.failed, totals.preemptions) = (1, 2, 1);
         insta::assert_snapshot!(totals, @r"
@@ -156,5 +177,31 @@ mod tests {
         replay   0 of 0 row-layers ran (0 %); for lack of room 1 restart
         ");
         insta::assert_snapshot!(Totals::new(20, 20), @"batch    20 requests: 0 answered, 20 had results before");
+    }
+
+    /// Policies run one after the other, each in an engine of its own whose counts begin at zero.
+    #[test]
+    fn the_live_line_counts_all_policies() {
+        let mut totals = Totals::new(10, 1);
+        let first = EngineStats {
+            prompt_tokens: 1000,
+            cached_tokens: 500,
+            generated_tokens: 300,
+            ..EngineStats::default()
+        };
+        totals.add(&first, Duration::from_secs(2));
+        totals.answered = 4;
+        let second = EngineStats {
+            running: 2,
+            waiting: 1,
+            prompt_tokens: 1000,
+            cached_tokens: 100,
+            generated_tokens: 300,
+            pages: 40,
+            free_pages: 10,
+            ..EngineStats::default()
+        };
+        // 600 tokens in 3 s; 600 of 2,000; 10 requests less 5 that are done and 2 that run.
+        insta::assert_snapshot!(totals.live(&second, Duration::from_secs(1)), @"3 waiting, 2 running; 200 tokens/s; 30 % of prompts cached, 75 % of KV used");
     }
 }

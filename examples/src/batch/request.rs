@@ -10,12 +10,13 @@ use deepseek_model::engine::EngineRequest;
 use deepseek_model::tokenizer::check_ids;
 use serde_json::{Value, json};
 
+use super::id::Id;
 use super::line::Line;
 use crate::generate::GenerateArgs;
 use crate::io::{read_text_or, shown};
 use crate::model::Checkpoint;
 use crate::prompts::encode;
-use crate::sampling::{Recommended, SamplingArgs, quoted};
+use crate::sampling::{Recommended, SamplingArgs};
 
 /// Faults that are printed; a file of another kind has as many as lines.
 const MAX_PRINTED: usize = 20;
@@ -26,7 +27,7 @@ pub(super) struct Request {
     /// Its number, from 1.
     pub(super) line: usize,
     /// A string or a number, once in a batch.
-    pub(super) id: Value,
+    pub(super) id: Id,
     pub(super) policy: ReplayPolicy,
     pub(super) engine: EngineRequest,
     /// Of all that its result depends on, up to rounding: two requests of one digest have one result.
@@ -66,11 +67,13 @@ pub(super) fn read(
     };
     let (mut requests, mut faults) = (Vec::new(), Vec::new());
     let mut lines_of_ids = HashMap::new();
+    // Some programs begin a text in UTF-8 with a byte-order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = (1..).zip(text.lines());
     for (line, text) in lines.filter(|(_, text)| !text.trim().is_empty()) {
         let request = defaults.request(line, text).and_then(|request| {
-            match lines_of_ids.insert(request.id.to_string(), line) {
-                Some(before) => bail!("id {} is that of line {before}, too", quoted(&request.id)),
+            match lines_of_ids.insert(request.id.clone(), line) {
+                Some(before) => bail!("id {} is that of line {before}, too", request.id),
                 None => Ok(request),
             }
         });
@@ -122,7 +125,7 @@ impl Defaults<'_> {
         let digest = self.digest(&engine, policy);
         Ok(Request {
             line,
-            id: asked.id.unwrap_or_else(|| line.into()),
+            id: asked.id.unwrap_or_else(|| Id::of_line(line)),
             policy,
             engine,
             digest,
@@ -133,8 +136,13 @@ impl Defaults<'_> {
         let config = &self.checkpoint.config;
         match (&asked.prompt, &asked.tokens) {
             (Some(text), None) => {
-                ensure!(!text.is_empty(), "prompt: it is empty");
-                encode(text, self.checkpoint)
+                let ids = encode(text, self.checkpoint).context("prompt")?;
+                // An empty text is one token where there is one that texts begin with.
+                ensure!(
+                    !ids.is_empty(),
+                    "prompt: expected 1 token or more, got none"
+                );
+                Ok(ids)
             }
             (None, Some(ids)) => {
                 check_ids(ids, config.vocab_size).context("tokens")?;

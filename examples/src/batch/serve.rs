@@ -7,11 +7,11 @@ use std::time::Instant;
 use anyhow::Context;
 use deepseek_model::Model;
 use deepseek_model::engine::{EndReason, EngineCore, EngineOptions, RequestId, Update};
-use indicatif::{HumanCount, ProgressBar};
+use indicatif::ProgressBar;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::file::Results;
+use super::id::Id;
 use super::report::Totals;
 use super::request::Request;
 use crate::progress;
@@ -20,7 +20,7 @@ use crate::progress;
 #[derive(Serialize)]
 struct Record<'a> {
     line: usize,
-    id: &'a Value,
+    id: &'a Id,
     request: &'a str,
     #[serde(flatten)]
     result: Outcome<'a>,
@@ -142,7 +142,8 @@ impl<'a> Server<'a> {
                     results.give(index, line)?;
                 }
             }
-            self.show(begun, totals, bar);
+            bar.set_position(totals.done() as u64);
+            bar.set_message(totals.live(&self.engine.stats(), begun.elapsed()));
         }
         totals.add(&self.engine.stats(), begun.elapsed());
         Ok(())
@@ -209,24 +210,6 @@ impl<'a> Server<'a> {
             result,
         };
         Ok(serde_json::to_vec(&record)?)
-    }
-
-    /// Shows how far the batch is.
-    fn show(&self, begun: Instant, totals: &Totals, bar: &ProgressBar) {
-        let (stats, all) = (self.engine.stats(), self.requests.len());
-        let done = totals.done();
-        let share = |part: f64, of: f64| 100.0 * part / of.max(1.0);
-        let rate = stats.generated_tokens as f64 / begun.elapsed().as_secs_f64();
-        let held = stats.pages - stats.free_pages;
-        bar.set_position(done as u64);
-        bar.set_message(format!(
-            "{} waiting, {} running; {} tokens/s; {:.0} % of prompts cached, {:.0} % of KV used",
-            HumanCount((all - done - stats.running) as u64),
-            stats.running,
-            HumanCount(rate as u64),
-            share(stats.cached_tokens as f64, stats.prompt_tokens as f64),
-            share(held as f64, stats.pages as f64),
-        ));
     }
 }
 

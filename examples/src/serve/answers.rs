@@ -11,7 +11,7 @@ use super::shutdown::Pass;
 
 /// Updates that wait for a client that does not read, for each of its texts. Behind those that the
 /// connection holds, they are what a slow reader may take of the memory.
-const QUEUE: usize = 512;
+pub(super) const QUEUE: usize = 512;
 
 type Sender = mpsc::Sender<(usize, Update)>;
 

@@ -12,7 +12,13 @@ use deepseek_model::memory::{Bytes, Demand, StepSize};
 use deepseek_model::tokenizer::Tokenizer;
 use deepseek_model::{CacheOptions, Config, Error, ModelOptions, RunnerOptions};
 
+use super::LAST_BYTES;
+use super::answers::QUEUE;
 use super::app::Limits;
+use super::body::WHOLE;
+use super::connections::{HEAD, SPARE, STALL};
+use super::params::{MAX_CHOICES, MAX_STOPS};
+use super::respond::KEEP_ALIVE;
 use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::memory::MemoryArgs;
@@ -21,7 +27,12 @@ use crate::model::{ModelArgs, PolicyArgs, blame};
 /// Tokens of the KV cache for each of --max-running, unless --cache-tokens says so.
 const TOKENS_EACH: usize = 4096;
 
-const AFTER_HELP: &str = "\
+/// What `--help` says behind the flags.
+fn after_help() -> String {
+    let [head, body, stall, keep_alive, last] =
+        [HEAD, WHOLE, STALL, KEEP_ALIVE, LAST_BYTES].map(|time| time.as_secs());
+    format!(
+        "\
 Paths:
   POST /v1/completions               prompts as texts or token ids
   POST /v1/chat/completions          conversations, by the chat template of the model
@@ -30,26 +41,46 @@ Paths:
   GET  /metrics                      what the server has done, for Prometheus
 
 A request that asks for what the server cannot do is refused by the field's name, and so is one with a
-field that nobody knows; values that ask for nothing pass. The fields user, metadata, store,
-service_tier, safety_identifier, prompt_cache_key, prompt_cache_retention and parallel_tool_calls
-change nothing.
+field that nobody knows, or with one that comes twice; values that ask for nothing pass. The fields
+user, metadata, store, service_tier, safety_identifier, prompt_cache_key, prompt_cache_retention and
+parallel_tool_calls change nothing.
 
 top_k is taken beside temperature and top_p. Where none of them is given, generation_config.json in
 the model directory decides, and without one the most probable tokens are chosen. A text n of a prompt
 draws by seed + n. Log-probabilities are those of chosen tokens, so that logprobs is 0 at most in a
 completion and top_logprobs in a chat; with echo, those of the prompt come too.
 
-The beginning-of-text token comes before a text by itself; token ids are taken as they are. The
-spelling of a special token becomes that token, also in messages.
+The beginning-of-text token comes before a text by itself, and is enough of a prompt where the text is
+empty; token ids are taken as they are. The spelling of a special token becomes that token, also in
+messages.
+
+Limits beside those of the flags:
+  connections                        {SPARE} beyond --max-connections get one answer each: that of /health
+                                     and /metrics, and 503 for the rest. Others are closed
+  a request's head                   comes within {head} s, also from one request to the next. What is
+                                     no HTTP gets a status and no body
+  a request's body                   comes within {body} s. One that is too long by its content-length
+                                     is not read
+  texts of a request                 {MAX_CHOICES}, and no more than --max-waiting: prompts times n
+  stop texts of a request            {MAX_STOPS}
+  readers                            are given up after {stall} s in which they took nothing, or once {QUEUE}
+                                     tokens of each text wait for them. A stream that has nothing to
+                                     say for {keep_alive} s has a comment
+  an HTTP/1.1 client                 that ends its side of the connection behind its request gets
+                                     100 Continue before its answer, which tells whether it is there
 
 SIGTERM or SIGINT: requests that run come to their ends, others are refused; a second one, or the end
-of --grace, ends the program at once.";
+of --grace, ends the program at once. Else connections have {last} s for their last bytes. The exit
+status is 0 if all requests that ran came to their ends, and 1 if some were cut off or the server
+could not start; 2 is for flags."
+    )
+}
 
 /// Serves a DeepSeek-V4.1 decoder over HTTP, by the interface of OpenAI.
 ///
 /// The address goes to standard output once requests are taken.
 #[derive(Debug, Parser)]
-#[command(name = "serve", version, after_long_help = AFTER_HELP)]
+#[command(name = "serve", version, after_long_help = after_help())]
 pub struct ServeArgs {
     /// Which model runs, and how.
     #[command(flatten)]
@@ -74,7 +105,7 @@ pub struct ServeArgs {
     /// Length of a request's body at most: 4MiB or a number of bytes, for instance.
     #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
     pub max_body: Bytes,
-    /// Connections at a time at most, 1 or above.
+    /// Connections at a time at most, 1 or above. Beyond these, /health and /metrics answer still.
     #[arg(long, value_name = "N", default_value = "256", value_parser = flags::text(connections), allow_hyphen_values = true)]
     pub max_connections: usize,
     /// Texts that are made at a time at most, 1 or above.
@@ -122,6 +153,12 @@ impl ServeArgs {
             .ok_or_else(|| anyhow!("{}: no address", flag()))
     }
 
+    /// What fails where the address cannot be had.
+    pub(super) fn listening(&self, address: SocketAddr) -> String {
+        let (host, port) = (&self.host, self.port);
+        format!("--host {host}, --port {port}: cannot listen at {address}")
+    }
+
     /// What to tell of an address that others can reach and that asks for no key.
     pub(super) fn exposed(&self, address: SocketAddr) -> Option<String> {
         let open = self.api_key.is_none() && !address.ip().is_loopback();
@@ -155,13 +192,18 @@ impl ServeArgs {
         }
     }
 
+    /// Tokens that the cache holds.
+    fn max_tokens(&self) -> usize {
+        let usual = || self.max_running.get().saturating_mul(TOKENS_EACH);
+        self.cache_tokens.map_or_else(usual, NonZeroUsize::get)
+    }
+
     /// What the engine is made for.
     pub(super) fn engine(&self, config: &Config, tokenizer: Arc<Tokenizer>) -> EngineOptions {
         let sequences = self.max_running.get();
-        let tokens = self.cache_tokens.map(NonZeroUsize::get);
         let cache = CacheOptions {
             max_sequences: sequences,
-            max_tokens: tokens.unwrap_or_else(|| sequences.saturating_mul(TOKENS_EACH)),
+            max_tokens: self.max_tokens(),
             page_tokens: CacheOptions::PAGE_TOKENS,
             policy: self.policy.replay,
             sampled_rows: NonZeroU32::MIN,
@@ -207,8 +249,12 @@ impl ServeArgs {
         if let Some(flag) = self.graphs.to_blame(&error) {
             return anyhow::Error::from(error).context(flag);
         }
-        let size = "--max-running, --cache-tokens";
-        blame(error, &self.policy.flag(), size)
+        let size = format!(
+            "--max-running {}, --cache-tokens {}",
+            self.max_running,
+            self.max_tokens()
+        );
+        blame(error, &self.policy.flag(), &size)
     }
 }
 
@@ -219,12 +265,15 @@ fn not_empty(text: &str) -> Result<String, String> {
     }
 }
 
-/// Others cannot be sent in a header.
+/// Others cannot be sent in a header; and an empty one is none, which nobody may mean.
 fn key(text: &str) -> Result<String, String> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(text.to_owned())
     } else {
-        Err("expected letters, digits and signs of ASCII, 1 or more".to_owned())
+        Err(
+            "expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for"
+                .to_owned(),
+        )
     }
 }
 

@@ -6,15 +6,12 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use deepseek_model::memory::Bytes;
 use futures_util::StreamExt;
+use hyper::body::Body as _;
 
 use super::error::{ApiError, Result};
 
 /// A client that does not send all of a body within this time is gone.
-const WHOLE: Duration = Duration::from_secs(60);
-
-/// Of a body that is too long, this many times what is allowed is read and forgotten: a client that
-/// still sends would find the connection reset and no answer.
-const FORGOTTEN: usize = 16;
+pub(super) const WHOLE: Duration = Duration::from_secs(60);
 
 /// Reads the body of a request.
 ///
@@ -22,6 +19,10 @@ const FORGOTTEN: usize = 16;
 /// It is no JSON by its type, longer than `max` bytes, or does not come.
 pub(super) async fn read(request: Request, max: usize) -> Result<Vec<u8>> {
     check_type(request.headers())?;
+    // Where its length is said, before the client is told to send it, or has sent it.
+    if request.body().size_hint().lower() > max as u64 {
+        return Err(too_large(max));
+    }
     let body = tokio::time::timeout(WHOLE, collect(request, max)).await;
     body.map_err(|_| {
         let message = format!("the body did not come within {} seconds", WHOLE.as_secs());
@@ -48,30 +49,28 @@ fn check_type(headers: &HeaderMap) -> Result<()> {
 
 async fn collect(request: Request, max: usize) -> Result<Vec<u8>> {
     let mut frames = request.into_body().into_data_stream();
-    let (mut body, mut length) = (Vec::new(), 0);
+    let mut body = Vec::new();
     while let Some(frame) = frames.next().await {
         let frame = frame.map_err(|error| {
-            let message = format!("the body broke off: {error}");
+            let error = anyhow::Error::from(error);
+            let message = format!("the body broke off: {}", error.root_cause());
             ApiError::new(StatusCode::BAD_REQUEST, "incomplete_body", message)
         })?;
-        length += frame.len();
-        if length <= max {
-            body.extend_from_slice(&frame);
-        } else if length > max.saturating_mul(FORGOTTEN) {
-            break;
-        } else {
-            body = Vec::new();
+        if body.len() + frame.len() > max {
+            return Err(too_large(max));
         }
-    }
-    if length > max {
-        return Err(ApiError::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "body_too_large",
-            format!(
-                "the body is too long: expected at most {}",
-                Bytes(max as u64)
-            ),
-        ));
+        body.extend_from_slice(&frame);
     }
     Ok(body)
+}
+
+fn too_large(max: usize) -> ApiError {
+    ApiError::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        format!(
+            "the body is too long: expected at most {}",
+            Bytes(max as u64)
+        ),
+    )
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -10,7 +11,8 @@ use super::app::{App, Order};
 use super::error::{ApiError, Result};
 use super::fields::{Fields, expected, text};
 use super::form::{Form, Kind};
-use super::params::Params;
+use super::params::{Params, alternatives};
+use super::peer::Peer;
 use super::reply::Reply;
 use super::template::Message;
 use super::{body, respond, work};
@@ -22,7 +24,11 @@ struct Chat {
     logprobs: bool,
 }
 
-pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+pub(super) async fn complete(
+    State(app): State<Arc<App>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+) -> Result<Response> {
     let body = body::read(request, app.limits.body).await?;
     let pass = app.pass()?;
     let (app, chat, prompt) = work(move || {
@@ -44,7 +50,7 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let tokenizer = app.tokenizer.clone();
     let reply = Reply::new(answers, tokenizer, vec![None], logprobs, params.n, tokens);
     let form = Form::new(Kind::Chat, &app.name, logprobs, params.include_usage);
-    respond::answer(reply, form, params.stream).await
+    respond::answer(reply, form, params.stream, peer).await
 }
 
 impl Chat {
@@ -53,11 +59,7 @@ impl Chat {
         app.check_model(&mut fields)?;
         let params = Params::take(&mut fields, &["max_tokens", "max_completion_tokens"])?;
         let logprobs = fields.take("logprobs", "true or false", Value::as_bool)?;
-        let top = fields.take("top_logprobs", "a whole number, 0 or above", Value::as_u64)?;
-        if top.is_some_and(|number| number > 0) {
-            let message = "only those of the chosen tokens are given: expected 0";
-            return Err(ApiError::field("top_logprobs", message));
-        }
+        alternatives(&mut fields, "top_logprobs")?;
         for (name, neutral) in neutral() {
             fields.neutral(name, &neutral)?;
         }

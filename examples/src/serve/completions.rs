@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -10,7 +11,8 @@ use super::app::{App, Order};
 use super::error::{ApiError, Result};
 use super::fields::{Fields, expected, text};
 use super::form::{Form, Kind};
-use super::params::{Params, check_choices};
+use super::params::{Params, alternatives, check_choices};
+use super::peer::Peer;
 use super::reply::{Echo, Reply};
 use super::{body, respond, work};
 
@@ -30,7 +32,11 @@ enum Prompt {
     Ids(Vec<u32>),
 }
 
-pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+pub(super) async fn complete(
+    State(app): State<Arc<App>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+) -> Result<Response> {
     let body = body::read(request, app.limits.body).await?;
     let pass = app.pass()?;
     let (app, completion, encoded) = work(move || {
@@ -53,7 +59,7 @@ pub(super) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
     let (tokenizer, logprobs) = (app.tokenizer.clone(), completion.logprobs);
     let reply = Reply::new(answers, tokenizer, echoes, logprobs, params.n, tokens);
     let form = Form::new(Kind::Completion, &app.name, logprobs, params.include_usage);
-    respond::answer(reply, form, params.stream).await
+    respond::answer(reply, form, params.stream, peer).await
 }
 
 impl Completion {
@@ -67,11 +73,7 @@ impl Completion {
         let prompts = prompts(&prompt)?;
         check_choices(prompts.len(), params.n, app.limits.texts)?;
         let echo = fields.take("echo", "true or false", Value::as_bool)?;
-        let logprobs = fields.take("logprobs", "a whole number, 0 or above", Value::as_u64)?;
-        if logprobs.is_some_and(|number| number > 0) {
-            let message = "only those of the chosen tokens are given: expected 0";
-            return Err(ApiError::field("logprobs", message));
-        }
+        let logprobs = alternatives(&mut fields, "logprobs")?;
         fields.neutral("best_of", &[json!(1)])?;
         fields.neutral("suffix", &[json!("")])?;
         fields.finish()?;

@@ -7,25 +7,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::StatusCode;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_io_timeout::TimeoutStream;
 
-use super::error::ApiError;
+use super::peer::Stream;
 
 /// A client that does not send the head of a request within this time is gone, also between two
 /// requests.
-const HEAD: Duration = Duration::from_secs(30);
+pub(super) const HEAD: Duration = Duration::from_secs(30);
 
 /// A client that takes nothing of an answer for this time is gone.
-const STALL: Duration = Duration::from_secs(30);
+pub(super) const STALL: Duration = Duration::from_secs(30);
 
 /// Bytes of an answer that the system holds for a client that does not read. Left alone it takes
 /// megabytes for each.
@@ -34,11 +35,12 @@ const SEND_BUFFER: u32 = 128 << 10;
 /// Bytes that the server holds beside these.
 const WRITE_BUFFER: usize = 64 << 10;
 
-/// Connections that are told at the same time that there are too many; others are closed without a word.
-const TOLD: usize = 64;
+/// Connections beyond those that there may be, at the same time: they get one answer, which is that there
+/// are too many for all but those who watch the server. Others are closed without a word.
+pub(super) const SPARE: usize = 64;
 
-/// How long such a connection stays, so that the client reads the answer before it finds it closed.
-const TELL: Duration = Duration::from_secs(1);
+/// How long such a connection stays.
+const SPARE_TIME: Duration = Duration::from_secs(2);
 
 /// Connections that the system holds until they are accepted.
 const BACKLOG: u32 = 1024;
@@ -72,23 +74,25 @@ pub(super) fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
 
 /// The connections that there are.
 pub(super) struct Connections {
+    /// What serves the connections that there may be, and those beyond.
     router: Router,
+    spare_router: Router,
     all: GracefulShutdown,
-    most: usize,
     places: Arc<Semaphore>,
-    told: Arc<Semaphore>,
+    spare_places: Arc<Semaphore>,
     open: Gauge,
 }
 
 impl Connections {
-    /// At most `most` at a time, which `router` serves and `open` counts.
-    pub(super) fn new(router: Router, most: usize, open: Gauge) -> Self {
+    /// At most `most` at a time, which `router` serves and `open` counts; `spare` serves some beyond
+    /// these, for one request each.
+    pub(super) fn new(router: Router, most: usize, spare: Router, open: Gauge) -> Self {
         Self {
             router,
+            spare_router: spare,
             all: GracefulShutdown::new(),
-            most,
             places: Arc::new(Semaphore::new(most)),
-            told: Arc::new(Semaphore::new(TOLD)),
+            spare_places: Arc::new(Semaphore::new(SPARE)),
             open,
         }
     }
@@ -105,9 +109,10 @@ impl Connections {
                     continue;
                 }
             };
-            match self.places.clone().try_acquire_owned() {
-                Ok(place) => self.serve(stream, place),
-                Err(_) => self.turn_away(stream),
+            if let Ok(place) = self.places.clone().try_acquire_owned() {
+                self.serve(stream, place);
+            } else if let Ok(place) = self.spare_places.clone().try_acquire_owned() {
+                self.serve_spare(stream, place);
             }
         }
     }
@@ -118,51 +123,56 @@ impl Connections {
     }
 
     fn serve(&self, stream: TcpStream, place: OwnedSemaphorePermit) {
+        let (connection, open) = (
+            self.connection(stream, &self.router, true),
+            Counted::new(&self.open),
+        );
+        tokio::spawn(async move {
+            let _held = (place, open);
+            connection.await;
+        });
+    }
+
+    fn serve_spare(&self, stream: TcpStream, place: OwnedSemaphorePermit) {
+        let connection = self.connection(stream, &self.spare_router, false);
+        tokio::spawn(async move {
+            let _held = place;
+            let _ = tokio::time::timeout(SPARE_TIME, connection).await;
+        });
+    }
+
+    /// Serves a connection to its end, for one request or as many as come.
+    fn connection(
+        &self,
+        stream: TcpStream,
+        router: &Router,
+        keep_alive: bool,
+    ) -> impl Future<Output = ()> + use<> {
         // Tokens are small, and wanted one by one. Without it they come late, but come.
         let _ = stream.set_nodelay(true);
+        let stream = Stream::new(stream);
+        let peer = stream.peer();
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(STALL));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
+            .keep_alive(keep_alive)
+            // Who sends no more may wait for an answer: who waits for one finds out who does not.
+            .half_close(true)
             .header_read_timeout(HEAD)
             .max_buf_size(WRITE_BUFFER);
-        let service = TowerToHyperService::new(self.router.clone());
+        let router = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            let peer = peer.with(request.version());
+            request.extensions_mut().insert(peer);
+            router.call(request)
+        });
         let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
-        let (watcher, open) = (self.all.watcher(), Counted::new(&self.open));
-        tokio::spawn(async move {
-            let _held = (place, open);
+        let watched = self.all.watcher().watch(connection);
+        async move {
             // Whatever it ended with, nobody is left to tell.
-            let _ = watcher.watch(connection).await;
-        });
-    }
-
-    /// Says that there are too many.
-    fn turn_away(&self, mut stream: TcpStream) {
-        let Ok(told) = self.told.clone().try_acquire_owned() else {
-            return;
-        };
-        let (status, code) = (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections");
-        let text = format!(
-            "expected at most {} connections at a time: close some, or come again later",
-            self.most
-        );
-        let body = ApiError::new(status, code, text).body().to_string();
-        let response = format!(
-            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-             connection: close\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        tokio::spawn(async move {
-            let _told = told;
-            let tell = async {
-                stream.write_all(response.as_bytes()).await?;
-                stream.shutdown().await?;
-                // Closed with a request unread, the connection would be reset and the answer lost.
-                while stream.read(&mut [0; 1024]).await? > 0 {}
-                io::Result::Ok(())
-            };
-            let _ = tokio::time::timeout(TELL, tell).await;
-        });
+            let _ = watched.await;
+        }
     }
 }
 

@@ -11,6 +11,9 @@ use crate::{backtraces, io};
 /// Seconds after which a client that was turned away may ask again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
+/// The status of requests whose client went away, as nginx has it.
+const CLIENT_GONE: u16 = 499;
+
 /// A refusal or a failure.
 #[derive(Debug, Clone)]
 pub(super) struct ApiError {
@@ -52,6 +55,20 @@ impl ApiError {
             code: Some("context_length_exceeded"),
             ..Self::field(param, message.to_string())
         }
+    }
+
+    pub(super) fn too_many_connections(most: usize) -> Self {
+        let (status, code) = (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections");
+        let message = format!(
+            "expected at most {most} connections at a time: close some, or come again later"
+        );
+        Self::new(status, code, message)
+    }
+
+    /// Nobody reads the answer, and nobody this: it is for what is counted.
+    pub(super) fn client_gone() -> Self {
+        let status = StatusCode::from_u16(CLIENT_GONE).expect("it is in the range of statuses");
+        Self::new(status, "client_gone", "the client is gone")
     }
 
     pub(super) fn shutting_down() -> Self {

@@ -3,8 +3,14 @@
 use serde_json::{Map, Value};
 
 use super::error::{ApiError, Result};
-use crate::io;
 use crate::sampling::quoted;
+use crate::{io, json};
+
+/// What some programs write before a text in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// The code of a field that asks for what is not there.
+pub(super) const UNSUPPORTED: &str = "unsupported_parameter";
 
 /// An object of a request.
 pub(super) struct Fields {
@@ -17,13 +23,21 @@ impl Fields {
     /// The object that a request's body is.
     ///
     /// # Errors
-    /// It is no JSON, or no object.
+    /// It is no JSON, or no object, or has a key twice.
     pub(super) fn parse(body: &[u8]) -> Result<Self> {
-        let value = serde_json::from_slice(body).map_err(|error| {
-            let message = format!("the body is not valid JSON: {error}");
+        let body = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
+        let value = json::parse(body).map_err(|fault| {
+            let error = fault.error;
+            let (code, message) = match fault.twice {
+                Some(_) => ("duplicate_key", error.to_string()),
+                None => (
+                    "invalid_json",
+                    format!("the body is not valid JSON: {error}"),
+                ),
+            };
             ApiError {
-                code: Some("invalid_json"),
-                param: None,
+                code: Some(code),
+                param: fault.twice,
                 message,
                 ..ApiError::field("", "")
             }
@@ -102,7 +116,7 @@ impl Fields {
                 let message = format!("not supported: expected {or}, got {}", quoted(&value));
                 let error = self.refuse(name, &message);
                 Err(ApiError {
-                    code: Some("unsupported_parameter"),
+                    code: Some(UNSUPPORTED),
                     ..error
                 })
             }
@@ -188,6 +202,23 @@ mod tests {
         insta::assert_snapshot!(message(Fields::parse(b"[]")), @"the body is a list: expected an object [None, None]");
         let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
         insta::assert_snapshot!(message(Fields::parse(nested.as_bytes())), @"the body is not valid JSON: recursion limit exceeded at line 1 column 128 [None, Some(\"invalid_json\")]");
+    }
+
+    /// The last of two values would count, and nobody would say so.
+    #[test]
+    fn a_key_that_comes_twice_is_refused_at_any_depth() {
+        let of = |body: &str| message(Fields::parse(body.as_bytes()));
+        insta::assert_snapshot!(of(r#"{"seed": 1, "seed": 2}"#), @r#"seed: the key comes twice at line 1 column 18 [Some("seed"), Some("duplicate_key")]"#);
+        insta::assert_snapshot!(of(r#"{"messages": [{}, {"role": "user", "role": "user"}]}"#), @r#"messages[1].role: the key comes twice at line 1 column 41 [Some("messages[1].role"), Some("duplicate_key")]"#);
+        let long = "é".repeat(100_000);
+        let refused = of(&format!(r#"{{"{long}": 1, "{long}": 2}}"#));
+        assert!(refused.len() < 800, "{} bytes", refused.len());
+    }
+
+    /// RFC 8259 lets parsers pass over one, and some clients write it.
+    #[test]
+    fn a_byte_order_mark_is_passed_over() {
+        assert!(Fields::parse("\u{feff}{}".as_bytes()).is_ok());
     }
 
     /// A misspelt name would silently change nothing.

@@ -19,8 +19,10 @@ mod connections;
 mod error;
 mod fields;
 mod form;
+mod linger;
 mod metrics;
 mod params;
+mod peer;
 mod reply;
 mod respond;
 mod routes;
@@ -30,7 +32,7 @@ mod template;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use deepseek_model::engine::Engine;
 use tokio::net::TcpSocket;
 use tokio::runtime::{Builder, Runtime};
@@ -69,7 +71,8 @@ const REMEDIES: Remedies = Remedies {
 /// Runs the program, to its signal.
 ///
 /// # Errors
-/// Bad flags and files are refused, by an error that names them, before the weights are read.
+/// Bad flags and files are refused, by an error that names them, before the weights are read. Requests may
+/// have been cut off at the end.
 pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let Checkpoint { config, tokenizer } = args.model.checkpoint()?;
     let tokenizer = Arc::new(tokenizer);
@@ -77,8 +80,7 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let recommended = Recommended::load(dir)?;
     let template = ChatTemplate::load(dir);
     let address = args.address()?;
-    let socket =
-        connections::bind(address).with_context(|| format!("cannot listen at {address}"))?;
+    let socket = connections::bind(address).with_context(|| args.listening(address))?;
 
     let held = args.model.options()?;
     let options = args.engine(&config, tokenizer.clone());
@@ -161,6 +163,9 @@ fn runtime() -> std::io::Result<Runtime> {
 }
 
 /// Serves until a signal, and ends as it says.
+///
+/// # Errors
+/// It cannot serve, or ended before requests that ran did.
 async fn serve(
     app: &Arc<App>,
     args: &ServeArgs,
@@ -169,10 +174,12 @@ async fn serve(
     io: &mut Io<'_>,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::watch().context("cannot watch for signals")?;
-    let listener = connections::listen(socket).context("cannot listen")?;
+    let address = socket.local_addr().context("cannot listen")?;
+    let listener = connections::listen(socket).with_context(|| args.listening(address))?;
     let open = app.metrics.connections.clone();
-    let connections = Connections::new(routes::router(app.clone()), args.max_connections, open);
-    let address = listener.local_addr().context("cannot listen")?;
+    let (router, most) = (routes::router(app.clone()), args.max_connections);
+    let spare = routes::spare_router(app.clone(), most);
+    let connections = Connections::new(router, most, spare, open);
     // Who starts the server need not read it.
     let _ = writeln!(io.out, "listening on http://{address}").and_then(|()| io.out.flush());
 
@@ -190,13 +197,12 @@ async fn serve(
     };
     drop(listener);
     if !finished {
-        let _ = writeln!(
-            io.err,
-            "ended with requests that had not come to their ends"
-        );
-        return Ok(());
+        bail!("ended with requests that had not come to their ends");
     }
-    within(LAST_BYTES, &mut signals, connections.close()).await;
+    // Of a client that does not take its answer, or has not sent all of a request.
+    if !within(LAST_BYTES, &mut signals, connections.close()).await {
+        let _ = writeln!(io.err, "ended with connections that were open");
+    }
     Ok(())
 }
 

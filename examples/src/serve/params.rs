@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::error::{ApiError, Result};
-use super::fields::{Fields, text, whole};
+use super::fields::{Fields, UNSUPPORTED, text, whole};
 use crate::sampling::SamplingArgs;
 
 /// Texts that end an output, at most.
-const MAX_STOPS: usize = 4;
+pub(super) const MAX_STOPS: usize = 4;
 
 /// Texts that one request can ask for, at most.
 pub(super) const MAX_CHOICES: usize = 128;
@@ -106,15 +106,12 @@ fn sampling(fields: &mut Fields) -> Result<SamplingArgs> {
     let top_k = fields.take(
         "top_k",
         "a whole number, 1 or above, or 0 or -1 for all",
-        |value| value.as_i64().filter(|k| *k >= -1),
+        // All tokens are those of a vocabulary, so that a checkpoint's own number does not stand in.
+        |value| match (value.as_i64(), whole(value)) {
+            (Some(-1 | 0), _) => Some(usize::MAX),
+            (_, many) => many,
+        },
     )?;
-    // All tokens are those of a vocabulary, so that a checkpoint's own number does not stand in.
-    let top_k = top_k.map(|k| {
-        usize::try_from(k)
-            .ok()
-            .filter(|k| *k > 0)
-            .unwrap_or(usize::MAX)
-    });
     Ok(SamplingArgs { top_k, ..sampling })
 }
 
@@ -145,6 +142,25 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>> {
         return Err(fields.refuse("stop", "expected texts that are not empty"));
     }
     Ok(stops)
+}
+
+/// Takes how many of the likeliest tokens are to be told beside each that was chosen. None are: the engine
+/// gives the log-probabilities of chosen tokens alone.
+///
+/// # Errors
+/// It asks for some.
+pub(super) fn alternatives(fields: &mut Fields, name: &str) -> Result<Option<usize>> {
+    let asked = fields.take(name, "a whole number, 0 or above", whole)?;
+    match asked {
+        Some(number @ 1..) => Err(ApiError {
+            code: Some(UNSUPPORTED),
+            ..fields.refuse(
+                name,
+                &format!("not supported: log-probabilities are those of the chosen tokens alone: expected 0, got {number}"),
+            )
+        }),
+        _ => Ok(asked),
+    }
 }
 
 fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool> {
@@ -255,6 +271,33 @@ mod tests {
             (1, Some(6), 0)
         );
         assert_eq!(params.seed, Some((-3i64) as u64));
-        assert_eq!(params.sampling.top_k, Some(usize::MAX), "all");
+        for (given, expected) in [
+            (json!(-1), usize::MAX),
+            (json!(0), usize::MAX),
+            (json!(7), 7),
+        ] {
+            let params = take(json!({"top_k": given})).unwrap();
+            assert_eq!(params.sampling.top_k, Some(expected), "{given}");
+        }
+    }
+
+    /// The last that 64 bits hold are taken as they are, and the next are not taken for others.
+    #[test]
+    fn whole_numbers_are_kept_or_refused() {
+        let seed = |text: &str| {
+            let fields: Value = serde_json::from_str(&format!("{{\"seed\": {text}}}")).unwrap();
+            take(fields).map(|params| params.seed)
+        };
+        assert_eq!(seed("18446744073709551615"), Ok(Some(u64::MAX)));
+        assert_eq!(seed("9007199254740993"), Ok(Some((1 << 53) + 1)));
+        assert_eq!(seed("-9223372036854775808"), Ok(Some(1 << 63)));
+        for out in ["18446744073709551616", "-9223372036854775809", "5.0", "1e3"] {
+            assert!(seed(out).is_err(), "{out}");
+        }
+        let most = take(json!({"top_k": u64::MAX, "max_tokens": u64::MAX})).unwrap();
+        assert_eq!(
+            (most.sampling.top_k, most.max_tokens),
+            (Some(usize::MAX), Some(usize::MAX))
+        );
     }
 }

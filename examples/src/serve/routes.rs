@@ -13,8 +13,12 @@ use subtle::ConstantTimeEq;
 
 use super::app::App;
 use super::error::{ApiError, Result, json_response};
+use super::linger::lingering;
 use super::{chat, completions, metrics};
 use crate::sampling::quoted;
+
+/// Of a body that is not read, this many times what is allowed is forgotten.
+const FORGOTTEN: usize = 16;
 
 /// Paths that are counted by their names.
 const PATHS: [&str; 5] = [
@@ -25,15 +29,32 @@ const PATHS: [&str; 5] = [
     "/metrics",
 ];
 
+/// Of the connections that there may be.
 pub(super) fn router(app: Arc<App>) -> Router {
-    Router::new()
+    let routes = for_watchers()
         .route("/v1/completions", post(completions::complete))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/models", get(models))
         .route("/v1/models/{name}", get(model))
+        .fallback(unknown);
+    guarded(routes, app)
+}
+
+/// Of connections beyond the `most` that there may be: those who watch the server must see it also when
+/// others hold all of these.
+pub(super) fn spare_router(app: Arc<App>, most: usize) -> Router {
+    let too_many = move || async move { ApiError::too_many_connections(most) };
+    guarded(for_watchers().fallback(too_many), app)
+}
+
+fn for_watchers() -> Router<Arc<App>> {
+    Router::new()
         .route("/health", get(health))
         .route("/metrics", get(scrape))
-        .fallback(unknown)
+}
+
+fn guarded(routes: Router<Arc<App>>, app: Arc<App>) -> Router {
+    routes
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(app.clone(), guard))
         .with_state(app)
@@ -42,6 +63,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
 /// Lets in who has the key, and counts what comes of it. Health and metrics are for those who watch the
 /// server, who need none.
 async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let request = lingering(request, app.limits.body.saturating_mul(FORGOTTEN));
     let path = request.uri().path();
     let counted = PATHS.iter().find(|known| **known == path);
     let counted = counted.copied().unwrap_or("other");

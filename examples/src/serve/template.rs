@@ -96,7 +96,12 @@ impl ChatTemplate {
                 add_generation_prompt => true,
             })
         });
-        text.map_err(|error| escaped(&error.to_string(), |_| false))
+        text.map_err(|error| match error.kind() {
+            minijinja::ErrorKind::OutOfFuel => {
+                format!("it takes more than {FUEL} instructions with these messages")
+            }
+            _ => escaped(&error.to_string(), |_| false),
+        })
     }
 }
 
@@ -266,7 +271,7 @@ mod tests {
     fn a_rendering_ends() {
         let endless =
             "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}";
-        insta::assert_snapshot!(render(endless).unwrap_err(), @"engine ran out of fuel (in chat_template:1)");
+        insta::assert_snapshot!(render(endless).unwrap_err(), @"it takes more than 16000000 instructions with these messages");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod batch;
 mod flags;
 mod generate;
+mod interrupt;
 mod perplexity;
 mod process;
 mod refusals;
@@ -39,6 +40,16 @@ pub(crate) fn change(path: &Path, change: impl FnOnce(&mut Value)) {
     let mut file = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     change(&mut file);
     std::fs::write(path, file.to_string()).unwrap();
+}
+
+/// A demo checkpoint whose texts begin with no token of their own.
+pub(crate) fn without_first_token() -> TempDir {
+    let dir = copy_of_demo();
+    change(&dir.path().join("config.json"), |config| {
+        config["bos_token_id"] = Value::Null;
+        config["text_config"]["bos_token_id"] = Value::Null;
+    });
+    dir
 }
 
 /// A demo checkpoint of finite weights whose logits overflow: one of the first two is infinite.
@@ -130,6 +141,7 @@ impl Run {
             out: &mut out,
             err: &mut err,
             watched: false,
+            interrupt: None,
         });
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Self {

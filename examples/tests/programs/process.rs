@@ -20,7 +20,7 @@ pub(crate) fn program(name: &str) -> Command {
     command
 }
 
-fn texts(output: &Output) -> (&str, &str) {
+pub(crate) fn texts(output: &Output) -> (&str, &str) {
     let text = |bytes| std::str::from_utf8(bytes).unwrap();
     (text(&output.stdout), text(&output.stderr))
 }

@@ -44,6 +44,7 @@ fn a_closed_pipe_ends_the_program_and_is_known_as_such() {
                 out,
                 err,
                 watched: false,
+                interrupt: None,
             },
         )
         .unwrap_err();
@@ -213,6 +214,7 @@ fn a_summary_that_cannot_be_written_is_no_error() {
             out: &mut out,
             err: &mut Closed,
             watched: false,
+            interrupt: None,
         },
     )
     .unwrap();

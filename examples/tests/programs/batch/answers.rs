@@ -10,7 +10,7 @@ use replay_examples::generate::GenerateArgs;
 use serde_json::{Value, json};
 
 use super::{Batch, in_order, text};
-use crate::{broken_demo, demo, generate, generate_on, records};
+use crate::{broken_demo, demo, generate, generate_on, records, without_first_token};
 
 /// How many of the tokens that are chosen greedily are sure: where two are as likely, sums in another
 /// order choose another.
@@ -224,4 +224,18 @@ fn requests_come_from_standard_input() {
     let fields = |result: &Value| (result["id"].clone(), result["prompt_tokens"].clone());
     assert_eq!(fields(&results[0]), (1.into(), 3.into()));
     assert_eq!(fields(&results[1]), (2.into(), 2.into()));
+}
+
+/// The model goes on from the beginning-of-text token alone. Without one there is nothing to go on from, and
+/// the server says the same (`serve::refusals`).
+#[test]
+fn an_empty_prompt_is_its_first_token() {
+    let lines = [json!({"prompt": ""}), json!({"tokens": [0]})];
+    let batch = Batch::new(&lines, &["--greedy", "--max-new-tokens", "8"]);
+    let results = batch.results();
+    assert_eq!(results[0]["text"], results[1]["text"]);
+    assert_eq!(results[0]["prompt_tokens"], 1);
+    let dir = without_first_token();
+    let refused = batch.run_on(dir.path().to_str().unwrap(), false, &[]);
+    insta::assert_snapshot!(batch.shown(&refused.refused()), @"--batch DIR/in.jsonl line 1: prompt: expected 1 token or more, got none");
 }

@@ -110,7 +110,7 @@ fn bad_lines_are_all_told() {
             r#"{"prompt": "a", "policy": "all"}"#,
             r#"{"prompt": "a", "top_p": 0}"#,
             r#"{"prompt": "a", "top_k": 0}"#,
-            r#"{"prompt": ""}"#,
+            r#"{"prompt": "a", "seed": 1, "seed": 2}"#,
             r#"{"tokens": []}"#,
             r#"{"tokens": [1, 99999]}"#,
             &format!(r#"{{"prompt": "{}"}}"#, "word ".repeat(5000)),

@@ -103,6 +103,55 @@ fn results_that_waited_survive() {
     }
 }
 
+/// An id that a float would alter finds its request again, also behind a byte-order mark.
+#[test]
+fn ids_are_told_by_their_spelling() {
+    let batch = Batch::new(&[], &["--greedy", "--max-new-tokens", "1"]);
+    let ids = [
+        "18446744073709551616",
+        "18446744073709551617",
+        "1.10",
+        "1.1",
+    ];
+    let line = |id| format!("{{\"id\": {id}, \"prompt\": \"a\"}}\n");
+    batch.write(
+        "in.jsonl",
+        &("\u{feff}".to_owned() + &ids.map(line).concat()),
+    );
+    batch.resume(&["--order", "input"]);
+    let first = batch.read("out.jsonl");
+    for (id, result) in ids.iter().zip(first.lines()) {
+        assert!(result.contains(&format!("\"id\":{id},")), "{result}");
+    }
+    let again = batch.resume(&[]);
+    assert!(
+        again.contains("0 answered, 4 had results before"),
+        "{again}"
+    );
+    assert_eq!(batch.read("out.jsonl"), first);
+}
+
+/// As without the flag, and not a file of that name.
+#[test]
+fn a_dash_is_standard_output() {
+    let batch = small();
+    let (out, _) = batch.run_on(&demo(), false, &["--output", "-"]).ok();
+    assert_eq!(in_order(records(&out)), in_order(batch.results()));
+    assert!(!std::path::Path::new("-").exists());
+}
+
+/// Nobody named it: its flag is what leads to it.
+#[test]
+fn the_file_of_what_waits_is_told_with_its_flag() {
+    let batch = small();
+    std::fs::create_dir(batch.path("out.jsonl.pending")).unwrap();
+    let refused = batch.refused(&["--order", "input"]);
+    insta::assert_snapshot!(refused, @"--output DIR/out.jsonl, DIR/out.jsonl.pending: Is a directory (os error 21)");
+    std::fs::remove_dir(batch.path("out.jsonl.pending")).unwrap();
+    batch.write("out.jsonl.pending", "of mine\n");
+    insta::assert_snapshot!(batch.refused(&[]), @"--output DIR/out.jsonl, DIR/out.jsonl.pending line 1: expected a result of a batch, got something else: choose another file");
+}
+
 /// A file that is not of this batch is refused, and stays as it is.
 #[test]
 fn results_of_something_else_are_refused() {

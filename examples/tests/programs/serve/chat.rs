@@ -113,7 +113,7 @@ fn what_a_template_or_the_server_refuses_is_told() {
     400 invalid_request_error, -, messages: messages: expected a list of messages, got "a"
     400 invalid_request_error, unsupported_parameter, tools: tools: not supported: expected [], or no such field, got [{"function":{"name":"f"},"type":"function"}]
     400 invalid_request_error, unsupported_parameter, response_format: response_format: not supported: expected {"type":"text"}, or no such field, got {"type":"json_object"}
-    400 invalid_request_error, -, top_logprobs: top_logprobs: only those of the chosen tokens are given: expected 0
+    400 invalid_request_error, unsupported_parameter, top_logprobs: top_logprobs: not supported: log-probabilities are those of the chosen tokens alone: expected 0, got 2
     400 invalid_request_error, unknown_parameter, prompt: prompt: no field of this name is known
     400 invalid_request_error, context_length_exceeded, messages: messages: the prompt has 5003 tokens: expected at most 4096
     400 invalid_request_error, context_length_exceeded, messages: messages: the prompt has 2 tokens, and 4096 are to follow: expected at most 4096 in all

@@ -62,6 +62,11 @@ impl Connection {
         self.answer()
     }
 
+    /// Sends no more, and reads still.
+    pub(crate) fn end_sending(&self) {
+        self.0.shutdown(Shutdown::Write).unwrap();
+    }
+
     /// Ends the connection in both directions.
     pub(crate) fn close(self) {
         self.0.shutdown(Shutdown::Both).unwrap();
@@ -79,7 +84,11 @@ pub(crate) struct Response {
 impl Response {
     #[track_caller]
     pub(crate) fn parse(bytes: &[u8]) -> Self {
-        let text = std::str::from_utf8(bytes).unwrap();
+        let mut text = std::str::from_utf8(bytes).unwrap();
+        // Interim answers are no answers.
+        while let Some(after) = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n") {
+            text = after;
+        }
         let (head, body) = text
             .split_once("\r\n\r\n")
             .unwrap_or_else(|| panic!("{text:?}"));

@@ -63,9 +63,9 @@ fn a_second_signal_or_the_end_of_the_grace_period_ends_at_once() {
             server.signal("TERM");
         }
         let (code, told) = server.ended();
-        assert_eq!(code, Some(0));
+        assert_eq!(code, Some(1), "somebody did not get an answer");
         assert!(
-            told.ends_with("\nended with requests that had not come to their ends\n"),
+            told.ends_with("\nerror: ended with requests that had not come to their ends\n"),
             "{told}"
         );
         assert!(!String::from_utf8(stream.rest()).unwrap().contains("[DONE]"));

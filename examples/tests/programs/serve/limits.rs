@@ -118,6 +118,25 @@ fn a_client_that_goes_away_cancels_its_request() {
     );
 }
 
+/// A place in the queue is not held for somebody who is gone, though nothing is sent that could fail.
+#[test]
+fn a_client_that_goes_away_leaves_the_queue() {
+    let server = Server::start(&["--max-running", "1"]);
+    let _runs = server.begin(PATH, &long());
+    server.wait_for("replay_requests_running", 1.0);
+    for body in [long(), long_stream()] {
+        let waits = server.begin(PATH, &body);
+        server.wait_for("replay_requests_waiting", 1.0);
+        waits.close();
+        server.wait_for("replay_requests_waiting", 0.0);
+    }
+    assert_eq!(
+        server.metric("replay_requests_running"),
+        1.0,
+        "the first runs still"
+    );
+}
+
 /// The engine does not wait for it, and what it does not read is bounded.
 #[test]
 fn a_client_that_does_not_read_is_given_up_and_others_are_served() {
@@ -149,14 +168,111 @@ fn a_client_that_does_not_read_is_given_up_and_others_are_served() {
 #[test]
 fn connections_beyond_the_limit_are_told_and_closed() {
     let server = Server::start(&["--max-connections", "2"]);
-    let health = |server: &Server| server.get("/health").status;
+    let models = |server: &Server| server.get("/v1/models").status;
     let (first, _second) = (server.connect(), server.connect());
-    let refused = server.get("/health");
+    let refused = server.get("/v1/models");
     insta::assert_snapshot!(refused.refusal(), @"503 server_error, too_many_connections, -: expected at most 2 connections at a time: close some, or come again later");
     assert_eq!(refused.header("retry-after"), Some("1"));
+    // A body too, whatever its length, does not keep it from being read.
+    let body = json!({"prompt": "a ".repeat(1 << 20)});
+    assert_eq!(server.post(PATH, &body).status, 503);
     first.close();
     let started = std::time::Instant::now();
-    while health(&server) != 200 {
+    while models(&server) != 200 {
         assert!(started.elapsed() < super::PATIENCE);
     }
+}
+
+/// Who watches the server would take it for dead, and start it anew.
+#[test]
+fn health_and_metrics_answer_while_others_hold_all_connections() {
+    let server = Server::start(&["--max-connections", "2"]);
+    let mut held = [server.connect(), server.connect()];
+    for connection in &mut held {
+        let head = "content-type: application/json\r\ncontent-length: 100\r\n\r\n{";
+        connection.send_text(&format!("POST {PATH} HTTP/1.1\r\nhost: here\r\n{head}"));
+    }
+    server.wait_for("replay_connections", 2.0);
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.get("/v1/models").status, 503);
+    // One that says nothing does not stay.
+    let silent: Vec<_> = (0..70).map(|_| server.connect()).collect();
+    for connection in silent {
+        assert_eq!(connection.rest(), b"");
+    }
+    assert_eq!(server.get("/health").status, 200);
+}
+
+/// Some clients, and proxies, end their side of the connection behind a request.
+#[test]
+fn a_client_that_sends_no_more_gets_its_answer() {
+    let server = Server::start(&[]);
+    // Long enough that the end of the other side is seen before the answer is there.
+    let mut body = json!({"prompt": "a", "max_tokens": 400, "temperature": 0});
+    let expected = server.complete(&body);
+    let ask = |body: &serde_json::Value| {
+        let connection = server.begin(PATH, body);
+        connection.end_sending();
+        connection.rest()
+    };
+    let whole = ask(&body);
+    assert!(whole.starts_with(b"HTTP/1.1 100 Continue\r\n\r\n"));
+    let whole = super::Response::parse(&whole).json();
+    assert_eq!(whole["choices"], expected["choices"]);
+    body["stream"] = true.into();
+    let chunks = super::Response::parse(&ask(&body)).chunks();
+    let texts = chunks.iter().map(|chunk| &chunk["choices"][0]["text"]);
+    let text: String = texts.map(|text| text.as_str().unwrap()).collect();
+    assert_eq!(text, expected["choices"][0]["text"]);
+    // Half a request is none.
+    let mut half = server.connect();
+    half.send_text(&format!("POST {PATH} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{{"));
+    half.end_sending();
+    insta::assert_snapshot!(half.answer().refusal(), @"400 invalid_request_error, incomplete_body, -: the body broke off: end of file before message length reached");
+}
+
+/// HTTP/1.0 has no interim answers by which a client that is gone is told from one that waits.
+#[test]
+fn a_client_of_http_1_0_gets_no_interim_answer() {
+    let server = Server::start(&[]);
+    let body = json!({"prompt": "a", "max_tokens": 400, "temperature": 0}).to_string();
+    let mut connection = server.connect();
+    let length = body.len();
+    connection.send_text(&format!("POST {PATH} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"));
+    connection.end_sending();
+    assert!(connection.rest().starts_with(b"HTTP/1.0 200 OK\r\n"));
+}
+
+/// A body that is too long by its header is neither waited for nor asked for; and an answer that comes
+/// before a body is read is there for who sends it all first.
+#[test]
+fn a_body_is_refused_before_it_is_read() {
+    let server = Server::start(&["--max-body", "1000", "--api-key", "sesame"]);
+    let begin = |length: usize, more: &str| {
+        let mut connection = server.connect();
+        connection.send_text(&format!(
+            "POST {PATH} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer sesame\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n{more}\r\n"
+        ));
+        connection
+    };
+    let expect = "expect: 100-continue\r\n";
+    for more in ["", expect] {
+        let mut refused = begin(1001, more);
+        assert_eq!(refused.read(13), b"HTTP/1.1 413 ", "{more}");
+    }
+    let body = r#"{"prompt": "a", "max_tokens": 1}"#;
+    let mut asked = begin(body.len(), &format!("connection: close\r\n{expect}"));
+    assert_eq!(asked.read(25), b"HTTP/1.1 100 Continue\r\n\r\n");
+    asked.send_text(body);
+    assert_eq!(asked.answer().status, 200);
+    // What the system does not hold for a connection.
+    let long = "x".repeat(12_000);
+    let chunk = format!("{:x}\r\n{long}\r\n", long.len());
+    let mut chunked = server.connect();
+    chunked.send_text(&format!(
+        "POST {PATH} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer sesame\r\nconnection: close\r\n\
+         content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n{chunk}0\r\n\r\n"
+    ));
+    assert_eq!(chunked.answer().status, 413);
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Server, long};
-use crate::{broken_demo, demo};
+use crate::{broken_demo, demo, without_first_token};
 
 const PATH: &str = "/v1/completions";
 
@@ -48,7 +48,7 @@ fn bad_requests_are_refused_by_their_field() {
     400 invalid_request_error, -, max_tokens: max_tokens: expected a whole number, 0 or above, got "5"
     400 invalid_request_error, context_length_exceeded, prompt: prompt: the prompt has 2 tokens, and 4096 are to follow: expected at most 4096 in all
     400 invalid_request_error, -, n: n: expected at most 128, got 200
-    400 invalid_request_error, -, logprobs: logprobs: only those of the chosen tokens are given: expected 0
+    400 invalid_request_error, unsupported_parameter, logprobs: logprobs: not supported: log-probabilities are those of the chosen tokens alone: expected 0, got 3
     400 invalid_request_error, -, logprobs: logprobs: expected a whole number, 0 or above, got true
     400 invalid_request_error, unsupported_parameter, best_of: best_of: not supported: expected 1, or no such field, got 2
     400 invalid_request_error, unsupported_parameter, suffix: suffix: not supported: expected "", or no such field, got "b"
@@ -69,6 +69,21 @@ fn bad_requests_are_refused_by_their_field() {
         server.complete(&json!({"prompt": "", "max_tokens": 1}))["usage"]["prompt_tokens"],
         1
     );
+}
+
+/// What a batch takes (`batch::answers`).
+#[test]
+fn an_empty_prompt_is_its_first_token() {
+    let server = Server::start(&[]);
+    let text = |prompt: Value| {
+        let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0});
+        server.complete(&body)["choices"][0]["text"].clone()
+    };
+    assert_eq!(text(json!("")), text(json!([0])));
+    let dir = without_first_token();
+    let without = Server::start_on(dir.path().to_str().unwrap(), &[], &[]);
+    let refused = without.post(PATH, &json!({"prompt": ""}));
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, prompt: prompt: expected 1 token or more, got none");
 }
 
 #[test]
@@ -134,6 +149,10 @@ fn a_key_is_asked_for_under_v1() {
             assert!(wrong(key).starts_with(beginning), "{key:?}");
         }
         assert_eq!(ask("/v1/nothing", &[]).status, 401);
+        // A body that nobody reads is more than the system holds for a connection.
+        let body = "x".repeat(16 << 20);
+        let refused = server.connect().ask("POST", "/v1/completions", &[], &body);
+        assert_eq!(refused.status, 401);
         for key in ["Bearer sesame", "bearer sesame"] {
             assert_eq!(ask("/v1/models", &[("authorization", key)]).status, 200);
         }
@@ -189,22 +208,30 @@ fn an_address_without_a_key_is_noted() {
 /// Before the weights are read.
 #[test]
 fn flags_that_cannot_be_are_refused() {
-    let refuse = |flags: &[&str]| {
+    let with_key = |variable: Option<&str>, flags: &[&str]| {
+        let key = variable.map(|key| ("REPLAY_API_KEY", key));
         let output = crate::process::program("serve")
             .args(["--model", &demo()])
             .args(flags)
+            .envs(key)
             .output()
             .unwrap();
         assert_ne!(output.status.code(), Some(0));
         let err = String::from_utf8(output.stderr).unwrap();
         err.lines().next().unwrap().to_owned()
     };
+    let refuse = |flags: &[&str]| with_key(None, flags);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let text = refuse(&["--port", &port]).replace(&port, "PORT");
-    insta::assert_snapshot!(text, @"error: cannot listen at 127.0.0.1:PORT: Address already in use (os error 98)");
+    insta::assert_snapshot!(text, @"error: --host 127.0.0.1, --port PORT: cannot listen at 127.0.0.1:PORT: Address already in use (os error 98)");
     insta::assert_snapshot!(refuse(&["--host", ""]), @"error: invalid value '' for '--host <ADDRESS>': expected a text that is not empty");
-    insta::assert_snapshot!(refuse(&["--api-key", "a b"]), @"error: invalid value 'a b' for '--api-key <KEY>': expected letters, digits and signs of ASCII, 1 or more");
+    insta::assert_snapshot!(refuse(&["--api-key", "a b"]), @"error: invalid value 'a b' for '--api-key <KEY>': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
+    // It names what is wrong, and does not show what may be all but the key.
+    insta::assert_snapshot!(with_key(Some(""), &[]), @"error: invalid value '' for 'REPLAY_API_KEY': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
+    insta::assert_snapshot!(with_key(Some("open sesame"), &[]), @"error: invalid value '(hidden)' for 'REPLAY_API_KEY': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
+    insta::assert_snapshot!(with_key(Some("x"), &["--api-key", ""]), @"error: invalid value '' for '--api-key <KEY>': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
+    insta::assert_snapshot!(refuse(&["--port", "0", "--cache-tokens", "99999999999"]), @"error: --max-running 16, --cache-tokens 99999999999: the KV cache needs more rows or bytes than can be addressed");
     insta::assert_snapshot!(refuse(&["--port", "65536"]), @"error: invalid value '65536' for '--port <N>': expected at most 65535");
     insta::assert_snapshot!(refuse(&["--max-connections", "65536"]), @"error: invalid value '65536' for '--max-connections <N>': expected at most 65535");
     insta::assert_snapshot!(refuse(&["--port", "0", "--memory-limit", "37MiB"]), @"error: --memory-limit 37 MiB: a KV cache of 65536 tokens in 16 sequences takes 50.9 MiB, expected at most the 1 MiB that weights (36 MiB) leave of 37 MiB: 49.9 MiB too much; 0 tokens would fit (lower --cache-tokens or --max-running)");
