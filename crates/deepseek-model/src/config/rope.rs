@@ -83,6 +83,12 @@ struct Stretch {
 
 const BASES: [&str; 2] = ["rope_theta", "compress_rope_theta"];
 const TYPES: [&str; 2] = ["rope_type", "type"];
+const YARN: [&str; 4] = [
+    "factor",
+    "beta_fast",
+    "beta_slow",
+    "original_max_position_embeddings",
+];
 
 /// Whether a key of an object is about rotation alone, not about how it is stretched.
 fn unstretching(key: &str) -> bool {
@@ -216,6 +222,11 @@ fn stretch(f: &mut Fields<'_>) -> Option<Stretch> {
 
 fn yarn(f: &mut Fields<'_>) -> Option<Yarn> {
     variants(f);
+    let known = |key: &str| {
+        let variant = VARIANTS.iter().any(|(name, _)| *name == key) || key == TRUNCATE;
+        TYPES.contains(&key) || YARN.contains(&key) || variant || unstretching(key)
+    };
+    f.only(known, "with the type \"yarn\"");
     let factor = f.number("factor", "a number, 1 or above", |x| x >= 1.0);
     let beta_fast = f.number("beta_fast", "a number above 0", |x| x > 0.0);
     let beta_slow = f.number("beta_slow", "a number above 0", |x| x > 0.0);
@@ -237,23 +248,24 @@ fn yarn(f: &mut Fields<'_>) -> Option<Yarn> {
     Some(yarn)
 }
 
-/// What the `YaRN` of other models has. `mscale` and `mscale_all_dim` weigh the logarithm of the factor, so
-/// that 0 stands for none.
+/// What the `YaRN` of other models has, each with the value that changes nothing. `mscale` and
+/// `mscale_all_dim` weigh the logarithm of the factor, so that 0 stands for none.
+const VARIANTS: [(&str, f64); 5] = [
+    ("mscale", 0.0),
+    ("mscale_all_dim", 0.0),
+    ("attention_factor", 1.0),
+    ("attn_factor", 1.0),
+    ("extrapolation_factor", 1.0),
+];
+const TRUNCATE: &str = "truncate";
+
 fn variants(f: &mut Fields<'_>) {
-    for (key, only) in [
-        ("mscale", 0.0),
-        ("mscale_all_dim", 0.0),
-        ("attention_factor", 1.0),
-        ("attn_factor", 1.0),
-        ("extrapolation_factor", 1.0),
-    ] {
+    for (key, only) in VARIANTS {
         let expected = format!("{only} (nothing else is supported)");
         f.optional(key, &expected, only, |v| v.as_f64().filter(|&x| x == only));
     }
     let expected = "true (the ramp is between whole channels)";
-    f.optional("truncate", expected, true, |v| {
-        v.as_bool().filter(|&set| set)
-    });
+    f.optional(TRUNCATE, expected, true, |v| v.as_bool().filter(|&set| set));
 }
 
 /// The one stretching that all objects name; two of them can be `rope_scaling` and `rope_parameters`.
