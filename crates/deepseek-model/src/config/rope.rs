@@ -21,11 +21,10 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    /// Reads the decoder's keys.
-    pub(super) fn read(text: &Map<String, Value>, violations: &mut Vec<Violation>) -> Self {
-        let mut f = Fields::new(text, violations);
+    /// Reads the decoder's keys: those of `text`.
+    pub(super) fn read(f: &mut Fields<'_>, text: &Map<String, Value>) -> Self {
         let mut said = Said::default();
-        said.bases(&mut f);
+        said.bases(f);
         for key in ["rope_scaling", "rope_parameters"] {
             let Some(mut f) = f.object(key) else { continue };
             if f.has("main") || f.has("compress") {
@@ -39,9 +38,9 @@ impl Rope {
             }
         }
         Self {
-            theta: said.theta.one(&mut f, "rope_theta"),
-            compress_theta: said.compress_theta.one(&mut f, "compress_rope_theta"),
-            yarn: one_yarn(&mut f, said.stretches),
+            theta: said.theta.one(f, "rope_theta"),
+            compress_theta: said.compress_theta.one(f, "compress_rope_theta"),
+            yarn: one_yarn(f, said.stretches),
         }
     }
 }

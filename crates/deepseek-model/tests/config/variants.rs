@@ -194,6 +194,11 @@ fn what_differs_beside_the_decoders_part_is_named() {
         ("/qk_rope_head_dim", json!(32)),
         ("/engram_pad_token_id", json!(3)),
         ("/engram_vocab_size", json!(1000)),
+        ("/engram_max_ngram_size", json!(3)),
+        ("/engram_n_heads", json!(4)),
+        ("/engram_compressed_vocab_size", json!(99_091)),
+        ("/num_hidden_layers", json!(43)),
+        ("/vocab_size", json!(1000)),
         ("/max_position_embeddings", json!(4096)),
         ("/kv_source_layer_ids", json!([2, 8, 14])),
         ("/kv_source_layer_ids", json!([2, 8, 14, 20, 30])),
@@ -207,6 +212,38 @@ fn what_differs_beside_the_decoders_part_is_named() {
         writeln!(report, "{error}").unwrap();
     }
     insta::assert_snapshot!("beside_the_decoder", report);
+}
+
+/// Whatever is read inside must be the same beside: a copy of the whole part changes nothing, and any
+/// other value of a key that is required is refused with the key's name. Keys that are not read, as that
+/// of a name, are not compared.
+#[test]
+fn every_key_that_is_read_agrees_beside() {
+    let part = release()["text_config"].as_object().unwrap().clone();
+    let with = |key: &str, value: Value| {
+        let mut json = release();
+        json.as_object_mut().unwrap().extend(part.clone());
+        json[key] = value;
+        parse(&json)
+    };
+    with("dtype", json!("float32")).unwrap();
+    with("num_nextn_predict_layers", json!(7)).unwrap();
+    let required = part.keys().filter(|key| {
+        let absent = changed(|text| drop(text.as_object_mut().unwrap().remove(*key)));
+        absent.is_err()
+    });
+    let mut count = 0;
+    for key in required {
+        let error = with(key, json!("other")).unwrap_err().to_string();
+        let rule = format!("\n  {key}: expected ");
+        assert!(
+            error.contains(&rule) && error.contains("as text_config has it"),
+            "{error}"
+        );
+        count += 1;
+    }
+    // All sizes, numbers and lists of the release; a rule that compares nothing would pass above.
+    assert!(count > 30, "{count}");
 }
 
 /// Lists that say of each layer what it attends to must cover all layers and agree with the ratios.
