@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::{Violation, json};
+use super::{Violation, error::quoted, json};
 
 /// Keys that are read where they stand if the decoder's part has none.
 const READ_BESIDE: [&str; 2] = ["bos_token_id", "eos_token_id"];
@@ -91,8 +91,7 @@ fn part(
 }
 
 fn as_inside(inner: &Value) -> String {
-    let quoted = Violation::value("", "", inner).found;
-    format!("{quoted}, as text_config has it")
+    format!("{}, as text_config has it", quoted(inner))
 }
 
 /// What an object holds under a key; `null` is nothing. A type of rotation has two names, of which one

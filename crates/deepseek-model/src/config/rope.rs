@@ -62,6 +62,27 @@ pub(super) fn theta(text: &Map<String, Value>) -> Option<(String, f64)> {
     })
 }
 
+/// The object that says how positions are stretched, if any does, and its key, of what the decoder's part
+/// holds.
+pub(super) fn stretching(text: &Map<String, Value>) -> Option<(&str, &Map<String, Value>)> {
+    let paths = [
+        "rope_scaling",
+        "rope_scaling.compress",
+        "rope_parameters",
+        "rope_parameters.compress",
+    ];
+    paths.into_iter().find_map(|path| {
+        let (first, part) = path.split_once('.').unwrap_or((path, ""));
+        let object = match part {
+            "" => text.get(first)?,
+            part => text.get(first)?.get(part)?,
+        };
+        let object = object.as_object()?;
+        let kind = TYPES.into_iter().find_map(|key| object.get(key)?.as_str());
+        (kind? != "default").then_some((path, object))
+    })
+}
+
 /// Everything that is said, in its order.
 #[derive(Default)]
 struct Said {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::{Violation, beside, fields::Fields, neutral};
+use super::{Violation, beside, fields::Fields, neutral, quantisation};
 
 /// Notes every key that asks for something else. Beside the decoder's part it may be meant for it, too.
 /// `read` are the keys that are read in that part.
@@ -33,10 +33,7 @@ fn object(map: &Map<String, Value>, text: &Map<String, Value>, violations: &mut 
     family(f);
     neutral::check(f, text);
     if let Some(mut f) = f.object("quantization_config") {
-        let expected = "\"fp8\" (nothing else is supported)";
-        f.optional("quant_method", expected, "fp8", |v| {
-            v.as_str().filter(|&method| method == "fp8")
-        });
+        quantisation::check(&mut f);
     }
 }
 
