@@ -7,9 +7,10 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
 use candle_core::{DType, Device};
+use deepseek_model::sampler::SamplerError;
 use deepseek_model::tokenizer::Tokenizer;
 use deepseek_model::{
-    CacheError, Config, Error, Model, ModelOptions, ReplayPolicy, StepError, device,
+    CacheError, Config, Error, Model, ModelError, ModelOptions, ReplayPolicy, StepError, device,
 };
 
 use crate::{flags, io, progress};
@@ -49,7 +50,12 @@ pub struct ModelArgs {
 }
 
 /// The flag that names the checkpoint.
-const FLAG: &str = "--model";
+pub(crate) const FLAG: &str = "--model";
+
+/// The flag of a checkpoint that loads well and makes what is no number. No file is to blame alone: large
+/// weights and a large factor do it together.
+const OVERFLOWS: &str =
+    "--model: numbers of config.json or the weights are too large to compute with";
 
 /// Which rows of a prompt are dropped.
 #[derive(Debug, Clone, clap::Args)]
@@ -78,7 +84,8 @@ impl PolicyArgs {
 }
 
 /// A failure of the model, with the flag that is to blame: `policy`, which chose the replay policy, if
-/// the model cannot replay, and `size` if there is too little memory.
+/// the model cannot replay, `size` if there is too little memory, and that of the model if it makes what is
+/// no number.
 pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
     if error.is_out_of_device_memory() {
         return anyhow::Error::from(error).context(format!(
@@ -89,6 +96,10 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
         Error::Unsupported(_) => Some(policy),
         Error::Step(StepError::Memory { .. }) | Error::Cache(CacheError::TooLarge { .. }) => {
             Some(size)
+        }
+        Error::Model(ModelError::NotFinite { .. } | ModelError::NotFiniteOnDevice { .. })
+        | Error::Sampler(SamplerError::BadLogit { .. } | SamplerError::NothingAllowed { .. }) => {
+            Some(OVERFLOWS)
         }
         _ => None,
     };

@@ -8,11 +8,11 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use deepseek_model::sampler::log_softmax_at;
 use deepseek_model::{
-    CacheOptions, KvCache, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest,
+    CacheOptions, Error, KvCache, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest,
 };
 
 use crate::io::{Io, shown};
-use crate::model::{Checkpoint, ModelArgs, blame};
+use crate::model::{Checkpoint, FLAG, ModelArgs, blame};
 use crate::output::{Score, score_table};
 use crate::progress;
 use crate::windows::{Texts, Window};
@@ -285,6 +285,13 @@ fn measure(
         row_layers: 0,
         row_layers_without_replay: 0,
     };
+    let blamed = |error: Error| {
+        let size = chunk.map_or_else(
+            || format!("--contexts {prompt_len} without --chunk"),
+            |chunk| format!("--chunk {chunk}"),
+        );
+        blame(error, &format!("--policies {policy}"), &size)
+    };
     let (mut end, mut targets) = (0, window.targets);
     for tokens in window
         .context
@@ -299,20 +306,14 @@ fn measure(
             tokens,
             logits,
         }];
-        let output = model.forward(&requests, &mut cache).map_err(|error| {
-            let size = chunk.map_or_else(
-                || format!("--contexts {prompt_len} without --chunk"),
-                |chunk| format!("--chunk {chunk}"),
-            );
-            blame(error, &format!("--policies {policy}"), &size)
-        })?;
+        let output = model.forward(&requests, &mut cache).map_err(blamed)?;
         let (here, later) = targets.split_at(scored);
         let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
         for ((row, id), position) in logits.iter().zip(here).zip(end - scored..) {
-            let nll = -f64::from(log_softmax_at(row, *id)?);
+            let nll = -f64::from(log_softmax_at(row, *id).map_err(|error| blamed(error.into()))?);
             ensure!(
                 nll.is_finite(),
-                "the negative log-likelihood of token {id} after position {position} is {nll}: \
+                "{FLAG}: the negative log-likelihood of token {id} after position {position} is {nll}: \
                  expected a finite number"
             );
             measured.nll += nll / rows as f64;

@@ -162,7 +162,7 @@ fn a_length_that_fails_leaves_no_part_of_the_table() {
     let flags = ["--windows", "1", "--last-rows", "1", "--contexts"];
     perplexity_on(model, &[&flags[..], &["16"]].concat()).ok();
     let refused = perplexity_on(model, &[&flags[..], &["16,32"]].concat()).refused_at(model);
-    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--text DATA/tempest.txt, 32 tokens from token 0 on, policy off: the negative log-likelihood of token 34 after position 31 is inf: expected a finite number");
+    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--text DATA/tempest.txt, 32 tokens from token 0 on, policy off: --model: the negative log-likelihood of token 34 after position 31 is inf: expected a finite number");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_model_that_computes_no_numbers_is_refused() {
     // Which of the two logits it is hangs on a sign.
     let refused = refused.replace("the logit of token 1", "the logit of token 0");
     let refused = refused.replace(DATA, "DATA");
-    insta::assert_snapshot!(refused, @"--text DATA/tempest.txt, 16 tokens from token 0 on, policy off: the logit of token 0 is inf: expected a number below infinity");
+    insta::assert_snapshot!(refused, @"--text DATA/tempest.txt, 16 tokens from token 0 on, policy off: --model: numbers of config.json or the weights are too large to compute with: the logit of token 0 is inf: expected a number below infinity");
 }
 
 #[test]
