@@ -52,7 +52,7 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Texts that the model was not trained on, separated by blanks; - is standard input, and relative
-    /// paths start at the current directory.
+    /// paths start at the current directory. A byte-order mark before a text is left out.
     #[arg(
         long,
         value_name = "FILE",

@@ -26,7 +26,8 @@ pub struct PromptArgs {
     pub prompt: Vec<String>,
     /// A file that is a prompt, as it stands; - is standard input. Comes after every --prompt.
     ///
-    /// Backslashes stay as they are, and so do line ends, the last one too.
+    /// Backslashes stay as they are, and so do line ends, the last one too. A byte-order mark, with which
+    /// some programs begin a text, is left out.
     #[arg(long, value_name = "PATH", allow_hyphen_values = true)]
     pub prompt_file: Vec<PathBuf>,
 }
@@ -202,6 +203,23 @@ mod tests {
     /// The system says that there is no such file, though there is something of that name.
     #[cfg(unix)]
     #[test]
+    /// Some programs begin a text in UTF-8 with a mark that nobody sees and that is a token of its own.
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_prompt() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("prompt.txt");
+        std::fs::write(&file, "\u{feff}a\u{feff}b").unwrap();
+        let stdin = "\u{feff}c".as_bytes();
+        let prompts = args(&[], &[&file, Path::new("-")]).collect(&mut &*stdin);
+        let prompts = prompts.unwrap();
+        assert_eq!(prompts[0].text, "a\u{feff}b", "only at the beginning");
+        assert_eq!(prompts[1].text, "c");
+        let only = refusal(&args(&[], &[Path::new("-")]), "\u{feff}".as_bytes());
+        insta::assert_snapshot!(only, @"--prompt-file -: the prompt is empty");
+        let utf16 = refusal(&args(&[], &[Path::new("-")]), b"\xff\xfea\0");
+        insta::assert_snapshot!(utf16, @"--prompt-file -: expected UTF-8 text, got UTF-16, by its byte-order mark");
+    }
+
     fn a_link_to_nowhere_says_where_it_leads() {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("prompt.txt");

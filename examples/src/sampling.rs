@@ -173,7 +173,8 @@ impl Recommended {
             Err(error) => return Err(error).with_context(|| shown(&path)),
         };
         let parse = || {
-            let fields: Map<String, Value> = serde_json::from_slice(&bytes)?;
+            let json = bytes.strip_prefix(io::BYTE_ORDER_MARK).unwrap_or(&bytes);
+            let fields: Map<String, Value> = serde_json::from_slice(json)?;
             let file = Self {
                 do_sample: field(&fields, "do_sample", "true or false", Value::as_bool)?
                     .unwrap_or(false),
