@@ -38,7 +38,7 @@ pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<(
             // File names of the libraries' errors are in it as they are.
             let text = escaped(&backtraces::cut(&text), |c| c == '\n');
             let _ = writeln!(io::stderr(), "error: {text}");
-            ExitCode::FAILURE
+            ExitCode::from(flags::Blame::status(&error))
         }
     }
 }

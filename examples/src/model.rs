@@ -30,7 +30,8 @@ pub struct ModelArgs {
         allow_hyphen_values = true
     )]
     pub model: PathBuf,
-    /// Where the model runs: cpu, or cuda:N for GPU number N (in a build with the feature cuda).
+    /// Where the model runs: cpu, or cuda:N for GPU number N, of which cuda is the first (in a build with
+    /// the feature cuda).
     #[arg(
         long,
         value_name = "DEVICE",
@@ -123,14 +124,15 @@ impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || "expected cpu or cuda:N, N the number of a GPU".to_owned();
+        let expected = || "expected cpu, cuda or cuda:N, N the number of a GPU".to_owned();
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "cuda" => Ok(Self::Cuda(None)),
-            Some(("cuda", number)) if number.starts_with(|c: char| c.is_ascii_digit()) => {
-                let number = number.parse().map_err(|_| expected())?;
-                Ok(Self::Cuda(Some(number)))
-            }
+            // One spelling of each: neither a sign nor zeros before it.
+            Some(("cuda", text)) => match text.parse() {
+                Ok(number) if text == format!("{number}") => Ok(Self::Cuda(Some(number))),
+                _ => Err(expected()),
+            },
             _ => Err(expected()),
         }
     }
@@ -259,7 +261,9 @@ mod tests {
         assert_eq!("cpu".parse(), Ok(DeviceArg::Cpu));
         assert_eq!("cuda".parse(), Ok(DeviceArg::Cuda(None)));
         assert_eq!("cuda:3".parse(), Ok(DeviceArg::Cuda(Some(3))));
-        for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:+0", "cpu:0"] {
+        for name in [
+            "", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:+0", "cuda:00", "cuda:01", "cpu:0",
+        ] {
             assert!(name.parse::<DeviceArg>().is_err(), "{name:?}");
         }
         for name in ["cpu", "cuda", "cuda:0", "cuda:3"] {

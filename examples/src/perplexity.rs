@@ -11,6 +11,8 @@ use deepseek_model::{
     CacheOptions, Error, KvCache, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest,
 };
 
+use crate::count;
+use crate::flags::{self, Blame, STATUS};
 use crate::io::{Io, shown};
 use crate::model::{Checkpoint, FLAG, ModelArgs, blame};
 use crate::output::{Score, score_table};
@@ -46,7 +48,7 @@ or four for each core where that is more.";
 /// has room for, and texts can be mostly the same; contexts then say less than their number, and the
 /// error is larger than it seems. A note on standard error names texts of which more than half is shared.
 #[derive(Debug, Parser)]
-#[command(name = "perplexity", version, after_long_help = AFTER_HELP)]
+#[command(name = "perplexity", version, after_long_help = format!("{AFTER_HELP}\n\n{STATUS}"))]
 pub struct PerplexityArgs {
     /// Which model runs, and how.
     #[command(flatten)]
@@ -330,7 +332,7 @@ fn ensure_distinct<T: PartialEq + Display>(flag: &str, values: &[T]) -> anyhow::
     for (index, value) in values.iter().enumerate() {
         ensure!(
             !values[..index].contains(value),
-            "{flag}: expected each once, got {value} again"
+            Blame::misuse(format!("{flag}: expected each once, got {value} again"))
         );
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::flags;
+use crate::flags::{self, Blame};
 use crate::io;
 use crate::model::Checkpoint;
 
@@ -65,13 +65,10 @@ impl PromptArgs {
     /// # Errors
     /// There is none, one is empty, or a file cannot be read as UTF-8 text.
     pub fn collect(&self, stdin: &mut dyn Read) -> anyhow::Result<Vec<Prompt>> {
+        let of_stdin = self.prompt_file.iter().filter(|path| io::is_stdin(path));
         ensure!(
-            self.prompt_file
-                .iter()
-                .filter(|path| io::is_stdin(path))
-                .count()
-                <= 1,
-            "--prompt-file -: standard input can be read only once"
+            of_stdin.count() <= 1,
+            Blame::misuse("--prompt-file -: standard input can be read only once")
         );
         let mut prompts: Vec<Prompt> = (1..)
             .zip(&self.prompt)
@@ -86,10 +83,16 @@ impl PromptArgs {
             prompts.push(Prompt { source, text });
         }
         if prompts.is_empty() {
-            bail!("there is no prompt: give one with --prompt TEXT or --prompt-file PATH");
+            bail!(Blame::misuse(
+                "there is no prompt: give one with --prompt TEXT or --prompt-file PATH"
+            ));
         }
         if let Some(empty) = prompts.iter().find(|prompt| prompt.text.is_empty()) {
-            bail!("{}: the prompt is empty", empty.source);
+            let text = format!("{}: the prompt is empty", empty.source);
+            bail!(match empty.source {
+                Source::Flag(_) => Blame::misuse(text),
+                Source::File(_) => Blame::here(text),
+            });
         }
         Ok(prompts)
     }
@@ -200,9 +203,6 @@ mod tests {
         );
     }
 
-    /// The system says that there is no such file, though there is something of that name.
-    #[cfg(unix)]
-    #[test]
     /// Some programs begin a text in UTF-8 with a mark that nobody sees and that is a token of its own.
     #[test]
     fn a_byte_order_mark_is_no_part_of_a_prompt() {
@@ -220,6 +220,9 @@ mod tests {
         insta::assert_snapshot!(utf16, @"--prompt-file -: expected UTF-8 text, got UTF-16, by its byte-order mark");
     }
 
+    /// The system says that there is no such file, though there is something of that name.
+    #[cfg(unix)]
+    #[test]
     fn a_link_to_nowhere_says_where_it_leads() {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("prompt.txt");

@@ -120,6 +120,59 @@ fn errors_have_exit_codes_and_one_line() {
     );
 }
 
+/// A script tells by the status whether it has to mend its flags or its files.
+#[test]
+fn a_command_line_that_is_wrong_by_itself_has_a_status_of_its_own() {
+    let status = |name: &str, flags: &[&str]| {
+        let output = program(name).args(flags).output().unwrap();
+        let err = texts(&output).1.to_owned();
+        assert!(err.starts_with("error: "), "{name} {flags:?}: {err}");
+        output.status.code().unwrap()
+    };
+    for flags in [
+        &[][..],
+        &["--prompt", ""],
+        &["--prompt", "a", "--output", "x"],
+        &["--prompt", "a", "--max-running", "2"],
+        &["--prompt-file", "-", "--prompt-file", "-"],
+        &[
+            "--prompt",
+            "a",
+            "--capture-sizes",
+            "100",
+            "--max-captured-tokens",
+            "50",
+        ],
+        &[
+            "--prompt",
+            "a",
+            "--capture-sizes",
+            "8",
+            "--replay-capture-sizes",
+            "50",
+        ],
+    ] {
+        assert_eq!(status("generate", flags), 2, "{flags:?}");
+    }
+    for flags in [
+        &["--contexts", "64,64"][..],
+        &["--policies", "off,off"],
+        &["--text", "-", "-"],
+    ] {
+        assert_eq!(status("perplexity", flags), 2, "{flags:?}");
+    }
+    // These would do with another model, file or machine.
+    for flags in [
+        &["--prompt", "a", "--trim-threshold", "32"][..],
+        &["--prompt-file", "/dev/null"],
+        &["--prompt", "a", "--memory-limit", "1MiB"],
+        &["--prompt", "a", "--device", "cuda:4096"],
+    ] {
+        assert_eq!(status("generate", flags), 1, "{flags:?}");
+    }
+    assert_eq!(status("perplexity", &["--contexts", "5000"]), 1);
+}
+
 /// The library answers this file with a panic, whose text would come before the error.
 #[test]
 fn a_panic_that_becomes_an_error_is_told_once() {

@@ -191,7 +191,7 @@ fn a_bad_recommendation_names_the_model() {
     let refuse = |key: &str, value: serde_json::Value| {
         let dir = copy_of_demo();
         change(&dir.path().join("generation_config.json"), |file| {
-            file[key] = value
+            file[key] = value;
         });
         let model = dir.path().to_str().unwrap();
         generate_on(model, &["--prompt", "a"], "").refused_at(model)
@@ -285,6 +285,6 @@ fn flags_out_of_range_are_refused_by_name() {
     insta::assert_snapshot!(refuse(&["--temperature", "nan"]), @"error: invalid value 'nan' for '--temperature <T>': temperature is NaN: expected a finite number, 0 (greedy) or above");
     insta::assert_snapshot!(refuse(&["--replay", "some"]), @r#"error: invalid value 'some' for '--replay <POLICY>': no replay policy is called "some": expected off, step-tail, prompt-tail or exact"#);
     insta::assert_snapshot!(refuse(&["--memory-limit", "8GB"]), @"error: invalid value '8GB' for '--memory-limit <BYTES>': expected bytes, such as 1000000000, 512MiB or 1.5GiB (units: KiB to EiB)");
-    insta::assert_snapshot!(refuse(&["--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': expected cpu or cuda:N, N the number of a GPU");
+    insta::assert_snapshot!(refuse(&["--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': expected cpu, cuda or cuda:N, N the number of a GPU");
     insta::assert_snapshot!(refuse(&["--greedy", "--top-k", "3"]), @"error: the argument '--greedy' cannot be used with '--top-k <K>'");
 }
