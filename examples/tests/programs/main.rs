@@ -7,6 +7,7 @@ mod perplexity;
 mod process;
 mod refusals;
 mod serve;
+mod statuses;
 
 use std::path::{Path, PathBuf};
 
