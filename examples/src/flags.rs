@@ -1,6 +1,7 @@
 //! From a command line to flags, and what a refusal says: which flag, what came, what would do.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::num::{IntErrorKind, NonZeroU32, NonZeroUsize, ParseIntError};
 use std::str::FromStr;
 
@@ -29,6 +30,7 @@ pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, c
             refusal.insert(ContextKind::Suggested, tip);
         }
         name_variable(&mut refusal, A::command(), &args);
+        name_emptiness(&mut refusal, &args);
         quote(&mut refusal, stray);
         refusal
     })
@@ -67,6 +69,76 @@ fn name_variable(refusal: &mut clap::Error, mut program: Command, args: &[OsStri
             refusal.insert(ContextKind::InvalidValue, hidden);
         }
         _ => {}
+    }
+}
+
+/// Says that a value is empty: of a flag with names for values, or of a path, clap says that there is none.
+fn name_emptiness(refusal: &mut clap::Error, args: &[OsString]) {
+    let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) = (
+        refusal.get(ContextKind::InvalidArg),
+        refusal.get(ContextKind::InvalidValue),
+    ) else {
+        return;
+    };
+    // A parser of ours says itself what it expects.
+    if refusal.kind() != ErrorKind::InvalidValue {
+        return;
+    }
+    let flag = arg.split(' ').next().unwrap_or_default();
+    let empty = format!("{flag}=");
+    let mut given = args
+        .iter()
+        .skip_while(|given| *given != flag && **given != *empty);
+    if value.is_empty() && given.any(|given| given.is_empty() || **given == *empty) {
+        let value = ContextValue::String("(empty)".to_owned());
+        refusal.insert(ContextKind::InvalidValue, value);
+    }
+}
+
+/// What `--help` says of how a program ends.
+pub(crate) const STATUS: &str = "\
+The exit status is 0 where all went well, 2 where the command line is wrong by itself, and 1 where
+something else fails: the model, a file, the memory or the device cannot do what is asked for.";
+
+/// The flags that an error is due to, in front of its cause or as all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blame {
+    text: String,
+    misuse: bool,
+}
+
+impl fmt::Display for Blame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Blame {}
+
+impl Blame {
+    /// A command line that is wrong whatever the model, the files and the machine.
+    pub(crate) fn misuse(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            misuse: true,
+        }
+    }
+
+    /// A flag that would do elsewhere.
+    pub(crate) fn here(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            misuse: false,
+        }
+    }
+
+    /// The exit status of a program that ends with an error: that of clap's refusals for a command line
+    /// that is wrong by itself.
+    pub(crate) fn status(error: &anyhow::Error) -> u8 {
+        match error.downcast_ref::<Self>() {
+            Some(blame) if blame.misuse => 2,
+            _ => 1,
+        }
     }
 }
 

@@ -57,7 +57,7 @@ or four for each core where that is more.";
 /// The text goes to standard output, a summary to standard error.
 #[derive(Debug, Parser)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
-#[command(name = "generate", version, after_long_help = format!("{}\n\n{}\n\n{AFTER_HELP}", output::FIELDS, batch::AFTER_HELP))]
+#[command(name = "generate", version, after_long_help = format!("{}\n\n{}\n\n{AFTER_HELP}\n\n{}", output::FIELDS, batch::AFTER_HELP, flags::STATUS))]
 pub struct GenerateArgs {
     /// Which model runs, and how.
     #[command(flatten)]

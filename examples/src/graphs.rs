@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use deepseek_model::{Error, Graphs, ReplayPolicy, ReplaySizes, RunnerOptions};
 
+use crate::flags::Blame;
 use crate::model::DeviceArg;
 use crate::{backtraces, flags};
 
@@ -177,17 +178,18 @@ impl GraphArgs {
         )
     }
 
-    /// The flag that is to blame for an error, if it is one of these.
-    pub(crate) fn to_blame(&self, error: &Error) -> Option<String> {
+    /// The flag that is to blame for an error, if it is one of these. Of sizes that contradict each other
+    /// no model matters; the window that a threshold must exceed is the model's.
+    pub(crate) fn to_blame(&self, error: &Error) -> Option<Blame> {
         match error {
-            Error::CaptureSizes(_) => Some("--capture-sizes, --max-captured-tokens".to_owned()),
+            Error::CaptureSizes(_) => Some(Blame::misuse("--capture-sizes, --max-captured-tokens")),
             Error::GraphLists { .. } | Error::Capture { .. } => {
-                Some("--graphs (off captures none)".to_owned())
+                Some(Blame::here("--graphs (off captures none)"))
             }
-            Error::ReplayCaptureSizes(_) => Some("--replay-capture-sizes".to_owned()),
+            Error::ReplayCaptureSizes(_) => Some(Blame::misuse("--replay-capture-sizes")),
             Error::Threshold(_) => {
                 let rows = self.trim_threshold?;
-                Some(format!("--trim-threshold {rows}"))
+                Some(Blame::here(format!("--trim-threshold {rows}")))
             }
             _ => None,
         }

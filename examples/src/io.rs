@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use clap::Parser;
 use deepseek_model::plain::is_plain;
 use deepseek_model::tokenizer;
@@ -43,7 +43,7 @@ pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<(
             let _ = writeln!(io::stderr(), "error: {text}");
             match error.downcast_ref::<Interrupted>() {
                 Some(_) => Interrupted::status(),
-                None => ExitCode::FAILURE,
+                None => ExitCode::from(flags::Blame::status(&error)),
             }
         }
     }
@@ -130,7 +130,7 @@ pub(crate) fn read_text_or(path: &Path, stdin: &mut dyn Read) -> anyhow::Result<
     if !is_dash(path) {
         return read_text(path);
     }
-    utf8(read_bytes(stdin).context("cannot read standard input")?)
+    text(read_bytes(stdin).context("cannot read standard input")?)
 }
 
 /// Whether a path stands for a standard stream.
@@ -144,7 +144,7 @@ pub(crate) fn is_dash(path: &Path) -> bool {
 /// It cannot be read: then the error says where a relative path was looked for. Or it is no UTF-8.
 pub(crate) fn read_text(path: &Path) -> anyhow::Result<String> {
     let bytes = open(path).and_then(|mut file| read_bytes(&mut file));
-    utf8(match absolute(path) {
+    text(match absolute(path) {
         Some(at) => bytes.with_context(|| format!("cannot read {at}"))?,
         None => bytes?,
     })
@@ -185,6 +185,25 @@ pub(crate) fn read_bytes(from: &mut dyn Read) -> io::Result<Vec<u8>> {
     }
     Ok(bytes)
 }
+
+/// The text of a file, without the byte-order mark that some programs begin one with: it would be a token
+/// that nobody sees.
+///
+/// # Errors
+/// As [`utf8`]; of UTF-16, which those programs write, too, that it is that.
+fn text(mut bytes: Vec<u8>) -> anyhow::Result<String> {
+    ensure!(
+        !bytes.starts_with(b"\xff\xfe") && !bytes.starts_with(b"\xfe\xff"),
+        "expected UTF-8 text, got UTF-16, by its byte-order mark"
+    );
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
+    }
+    utf8(bytes)
+}
+
+/// U+FEFF in UTF-8.
+pub(crate) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Text from bytes.
 ///

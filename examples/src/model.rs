@@ -7,9 +7,11 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use candle_core::{DType, Device};
+use deepseek_model::memory::Bytes;
+use deepseek_model::sampler::SamplerError;
 use deepseek_model::tokenizer::Tokenizer;
 use deepseek_model::{
-    CacheError, Config, Error, Model, ModelOptions, ReplayPolicy, StepError, device,
+    CacheError, Config, Error, Model, ModelError, ModelOptions, ReplayPolicy, StepError, device,
 };
 
 use crate::{flags, io, progress};
@@ -29,7 +31,8 @@ pub struct ModelArgs {
         allow_hyphen_values = true
     )]
     pub model: PathBuf,
-    /// Where the model runs: cpu, or cuda:N for GPU number N (in a build with the feature cuda).
+    /// Where the model runs: cpu, or cuda:N for GPU number N, of which cuda is the first (in a build with
+    /// the feature cuda).
     #[arg(
         long,
         value_name = "DEVICE",
@@ -49,7 +52,12 @@ pub struct ModelArgs {
 }
 
 /// The flag that names the checkpoint.
-const FLAG: &str = "--model";
+pub(crate) const FLAG: &str = "--model";
+
+/// The flag of a checkpoint that loads well and makes what is no number. No file is to blame alone: large
+/// weights and a large factor do it together.
+const OVERFLOWS: &str =
+    "--model: numbers of config.json or the weights are too large to compute with";
 
 /// Which rows of a prompt are dropped.
 #[derive(Debug, Clone, clap::Args)]
@@ -78,7 +86,8 @@ impl PolicyArgs {
 }
 
 /// A failure of the model, with the flag that is to blame: `policy`, which chose the replay policy, if
-/// the model cannot replay, and `size` if there is too little memory.
+/// the model cannot replay, `size` if there is too little memory, and that of the model if it makes what is
+/// no number.
 pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
     if error.is_out_of_device_memory() {
         return anyhow::Error::from(error).context(format!(
@@ -91,13 +100,17 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
             bytes, shortage, ..
         }) => {
             let needs = match bytes {
-                Some(bytes) => format!("{bytes} bytes of memory, {shortage}"),
+                Some(bytes) => format!("{} of memory, {shortage}", Bytes(*bytes)),
                 None => "more rows or bytes than can be addressed".to_owned(),
             };
             return anyhow!("{size}: the KV cache needs {needs}");
         }
         Error::Unsupported(_) => Some(policy),
         Error::Step(StepError::Memory { .. }) => Some(size),
+        Error::Model(ModelError::NotFinite { .. } | ModelError::NotFiniteOnDevice { .. })
+        | Error::Sampler(SamplerError::BadLogit { .. } | SamplerError::NothingAllowed { .. }) => {
+            Some(OVERFLOWS)
+        }
         _ => None,
     };
     let (flag, error) = (flag.map(str::to_owned), anyhow::Error::from(error));
@@ -120,14 +133,15 @@ impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || "expected cpu or cuda:N, N the number of a GPU".to_owned();
+        let expected = || "expected cpu, cuda or cuda:N, N the number of a GPU".to_owned();
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "cuda" => Ok(Self::Cuda(None)),
-            Some(("cuda", number)) if number.starts_with(|c: char| c.is_ascii_digit()) => {
-                let number = number.parse().map_err(|_| expected())?;
-                Ok(Self::Cuda(Some(number)))
-            }
+            // One spelling of each: neither a sign nor zeros before it.
+            Some(("cuda", text)) => match text.parse() {
+                Ok(number) if text == format!("{number}") => Ok(Self::Cuda(Some(number))),
+                _ => Err(expected()),
+            },
             _ => Err(expected()),
         }
     }
@@ -256,7 +270,9 @@ mod tests {
         assert_eq!("cpu".parse(), Ok(DeviceArg::Cpu));
         assert_eq!("cuda".parse(), Ok(DeviceArg::Cuda(None)));
         assert_eq!("cuda:3".parse(), Ok(DeviceArg::Cuda(Some(3))));
-        for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:+0", "cpu:0"] {
+        for name in [
+            "", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:+0", "cuda:00", "cuda:01", "cpu:0",
+        ] {
             assert!(name.parse::<DeviceArg>().is_err(), "{name:?}");
         }
         for name in ["cpu", "cuda", "cuda:0", "cuda:3"] {

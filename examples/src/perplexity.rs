@@ -8,15 +8,16 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use deepseek_model::sampler::log_softmax_at;
 use deepseek_model::{
-    CacheOptions, KvCache, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest,
+    CacheOptions, Error, KvCache, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest,
 };
 
+use crate::count;
+use crate::flags::{self, Blame, STATUS};
 use crate::io::{Io, shown};
-use crate::model::{Checkpoint, ModelArgs, blame};
+use crate::model::{Checkpoint, FLAG, ModelArgs, blame};
 use crate::output::{Score, score_table};
 use crate::progress;
 use crate::windows::{Texts, Window};
-use crate::{count, flags};
 
 const AFTER_HELP: &str = "\
 The fields of a JSON object:
@@ -30,7 +31,8 @@ The fields of a JSON object:
   difference_error_nats  standard error of that difference, in nats; null of a single context
   row_layers_share       share of the row-layers (a row through a layer) that ran
 
-The table comes when all is measured.
+The table comes when all is measured. Where a measurement fails, as for lack of memory, it has what was
+measured before, and the exit status tells. JSON objects come one by one, each when it is measured.
 
 RAYON_NUM_THREADS sets how many threads compute: 0, the default, is one for each core; at most 256,
 or four for each core where that is more.";
@@ -46,13 +48,13 @@ or four for each core where that is more.";
 /// has room for, and texts can be mostly the same; contexts then say less than their number, and the
 /// error is larger than it seems. A note on standard error names texts of which more than half is shared.
 #[derive(Debug, Parser)]
-#[command(name = "perplexity", version, after_long_help = AFTER_HELP)]
+#[command(name = "perplexity", version, after_long_help = format!("{AFTER_HELP}\n\n{STATUS}"))]
 pub struct PerplexityArgs {
     /// Which model runs, and how.
     #[command(flatten)]
     pub model: ModelArgs,
     /// Texts that the model was not trained on, separated by blanks; - is standard input, and relative
-    /// paths start at the current directory.
+    /// paths start at the current directory. A byte-order mark before a text is left out.
     #[arg(
         long,
         value_name = "FILE",
@@ -153,21 +155,16 @@ pub fn run(args: &PerplexityArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     for &policy in &args.policies {
         new_cache(&model, policy, longest, args.last_rows)?;
     }
-    // A measurement that fails leaves nothing half-written.
     let mut scores = Vec::new();
-    for windows in windows {
-        scores.extend(args.scores(&model, &windows, io.watched)?);
-    }
-    if args.json {
-        for score in &scores {
-            serde_json::to_writer(&mut *io.out, score).map_err(std::io::Error::from)?;
-            writeln!(io.out)?;
-        }
-    } else {
+    let measured = windows
+        .iter()
+        .try_for_each(|windows| args.measure(&model, windows, io, &mut scores));
+    // What went well took its time, and holds whatever failed behind it.
+    if !args.json && !scores.is_empty() {
         write!(io.out, "{}", score_table(&scores))?;
     }
     io.out.flush()?;
-    Ok(())
+    measured
 }
 
 impl PerplexityArgs {
@@ -191,16 +188,16 @@ impl PerplexityArgs {
         ensure_distinct("--policies", &self.policies)
     }
 
-    /// One score per policy on contexts of one length.
-    fn scores(
+    /// Adds one score per policy on contexts of one length; as JSON it is written at once.
+    fn measure(
         &self,
         model: &Model,
         windows: &[Window<'_>],
-        watched: bool,
-    ) -> anyhow::Result<Vec<Score>> {
+        io: &mut Io<'_>,
+        scores: &mut Vec<Score>,
+    ) -> anyhow::Result<()> {
         let len = windows[0].context.len();
-        let bar = progress::contexts(watched, windows.len() * self.policies.len());
-        let mut scores = Vec::with_capacity(self.policies.len());
+        let bar = progress::contexts(io.watched, windows.len() * self.policies.len());
         let mut first: Option<Vec<f64>> = None;
         for &policy in &self.policies {
             let mut measured = Vec::with_capacity(windows.len());
@@ -227,7 +224,7 @@ impl PerplexityArgs {
                 .iter()
                 .map(|context| context.row_layers_without_replay)
                 .sum();
-            scores.push(Score {
+            let score = Score {
                 context_tokens: len,
                 policy: policy.to_string(),
                 chunk_tokens: self.chunk.map_or(len, |chunk| len.min(chunk.get())),
@@ -237,12 +234,23 @@ impl PerplexityArgs {
                 difference_error_nats: difference_error,
                 rows: windows.iter().map(|window| window.targets.len()).sum(),
                 row_layers_share: run as f64 / all as f64,
-            });
+            };
+            if self.json {
+                bar.suspend(|| write_json(io, &score))?;
+            }
+            scores.push(score);
             first.get_or_insert(nlls);
         }
         bar.finish_and_clear();
-        Ok(scores)
+        Ok(())
     }
+}
+
+/// Writes one line.
+fn write_json(io: &mut Io<'_>, score: &Score) -> anyhow::Result<()> {
+    serde_json::to_writer(&mut *io.out, score).map_err(std::io::Error::from)?;
+    writeln!(io.out)?;
+    Ok(io.out.flush()?)
 }
 
 /// A cache for one context of `len` tokens, the last `rows` of which are scored.
@@ -285,6 +293,13 @@ fn measure(
         row_layers: 0,
         row_layers_without_replay: 0,
     };
+    let blamed = |error: Error| {
+        let size = chunk.map_or_else(
+            || format!("--contexts {prompt_len} without --chunk"),
+            |chunk| format!("--chunk {chunk}"),
+        );
+        blame(error, &format!("--policies {policy}"), &size)
+    };
     let (mut end, mut targets) = (0, window.targets);
     for tokens in window
         .context
@@ -299,20 +314,14 @@ fn measure(
             tokens,
             logits,
         }];
-        let output = model.forward(&requests, &mut cache).map_err(|error| {
-            let size = chunk.map_or_else(
-                || format!("--contexts {prompt_len} without --chunk"),
-                |chunk| format!("--chunk {chunk}"),
-            );
-            blame(error, &format!("--policies {policy}"), &size)
-        })?;
+        let output = model.forward(&requests, &mut cache).map_err(blamed)?;
         let (here, later) = targets.split_at(scored);
         let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
         for ((row, id), position) in logits.iter().zip(here).zip(end - scored..) {
-            let nll = -f64::from(log_softmax_at(row, *id)?);
+            let nll = -f64::from(log_softmax_at(row, *id).map_err(|error| blamed(error.into()))?);
             ensure!(
                 nll.is_finite(),
-                "the negative log-likelihood of token {id} after position {position} is {nll}: \
+                "{FLAG}: the negative log-likelihood of token {id} after position {position} is {nll}: \
                  expected a finite number"
             );
             measured.nll += nll / rows as f64;
@@ -329,7 +338,7 @@ fn ensure_distinct<T: PartialEq + Display>(flag: &str, values: &[T]) -> anyhow::
     for (index, value) in values.iter().enumerate() {
         ensure!(
             !values[..index].contains(value),
-            "{flag}: expected each once, got {value} again"
+            Blame::misuse(format!("{flag}: expected each once, got {value} again"))
         );
     }
     Ok(())

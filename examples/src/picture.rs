@@ -130,8 +130,10 @@ impl Picture {
 enum Cell {
     LeftOut,
     KvOnly,
+    /// Less than a quarter of the rows ran.
     Few,
     Part,
+    /// All of them.
     Ran,
 }
 
@@ -142,7 +144,7 @@ impl Cell {
         match (run, written) {
             (0, 0) => Self::LeftOut,
             (0, _) => Self::KvOnly,
-            _ if run * 4 >= width * 3 => Self::Ran,
+            _ if run == width => Self::Ran,
             _ if run * 4 >= width => Self::Part,
             _ => Self::Few,
         }
@@ -214,14 +216,15 @@ mod tests {
         ");
     }
 
+    /// Nine of ten rows are not all of them.
     #[test]
     fn a_column_shows_how_much_of_it_ran() {
         let mut map = RowMap::new(40, 3);
-        map.record(&step(40, &[(40, 1), (40, 12), (12, 5)]), 0);
+        map.record(&step(40, &[(40, 1), (40, 12), (12, 9)]), 0);
         insta::assert_snapshot!(map.picture(4).to_string(), @r"
         layer    0 │░░░▕│ 1 row
         layer    1 │░░▕█│ 12 rows
-        layer    2 │  ░▐│ 5 rows
+        layer    2 │  ░▐│ 9 rows
         ");
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::flags;
+use crate::flags::{self, Blame};
 use crate::io;
 use crate::model::Checkpoint;
 
@@ -26,7 +26,8 @@ pub struct PromptArgs {
     pub prompt: Vec<String>,
     /// A file that is a prompt, as it stands; - is standard input. Comes after every --prompt.
     ///
-    /// Backslashes stay as they are, and so do line ends, the last one too.
+    /// Backslashes stay as they are, and so do line ends, the last one too. A byte-order mark, with which
+    /// some programs begin a text, is left out.
     #[arg(long, value_name = "PATH", allow_hyphen_values = true)]
     pub prompt_file: Vec<PathBuf>,
 }
@@ -64,13 +65,10 @@ impl PromptArgs {
     /// # Errors
     /// There is none, one is empty, or a file cannot be read as UTF-8 text.
     pub fn collect(&self, stdin: &mut dyn Read) -> anyhow::Result<Vec<Prompt>> {
+        let of_stdin = self.prompt_file.iter().filter(|path| io::is_dash(path));
         ensure!(
-            self.prompt_file
-                .iter()
-                .filter(|path| io::is_dash(path))
-                .count()
-                <= 1,
-            "--prompt-file -: standard input can be read only once"
+            of_stdin.count() <= 1,
+            Blame::misuse("--prompt-file -: standard input can be read only once")
         );
         let mut prompts: Vec<Prompt> = (1..)
             .zip(&self.prompt)
@@ -85,10 +83,16 @@ impl PromptArgs {
             prompts.push(Prompt { source, text });
         }
         if prompts.is_empty() {
-            bail!("there is no prompt: give one with --prompt TEXT or --prompt-file PATH");
+            bail!(Blame::misuse(
+                "there is no prompt: give one with --prompt TEXT or --prompt-file PATH"
+            ));
         }
         if let Some(empty) = prompts.iter().find(|prompt| prompt.text.is_empty()) {
-            bail!("{}: the prompt is empty", empty.source);
+            let text = format!("{}: the prompt is empty", empty.source);
+            bail!(match empty.source {
+                Source::Flag(_) => Blame::misuse(text),
+                Source::File(_) => Blame::here(text),
+            });
         }
         Ok(prompts)
     }
@@ -197,6 +201,23 @@ mod tests {
             refusal(&args(&[], &[Path::new("-")]), b""),
             @"--prompt-file -: the prompt is empty"
         );
+    }
+
+    /// Some programs begin a text in UTF-8 with a mark that nobody sees and that is a token of its own.
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_prompt() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("prompt.txt");
+        std::fs::write(&file, "\u{feff}a\u{feff}b").unwrap();
+        let stdin = "\u{feff}c".as_bytes();
+        let prompts = args(&[], &[&file, Path::new("-")]).collect(&mut &*stdin);
+        let prompts = prompts.unwrap();
+        assert_eq!(prompts[0].text, "a\u{feff}b", "only at the beginning");
+        assert_eq!(prompts[1].text, "c");
+        let only = refusal(&args(&[], &[Path::new("-")]), "\u{feff}".as_bytes());
+        insta::assert_snapshot!(only, @"--prompt-file -: the prompt is empty");
+        let utf16 = refusal(&args(&[], &[Path::new("-")]), b"\xff\xfea\0");
+        insta::assert_snapshot!(utf16, @"--prompt-file -: expected UTF-8 text, got UTF-16, by its byte-order mark");
     }
 
     /// The system says that there is no such file, though there is something of that name.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::flags;
 use crate::io::{self, shown};
+use crate::model::FLAG;
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -157,8 +158,12 @@ impl Recommended {
     }
 
     /// # Errors
-    /// `generation_config.json` is there but cannot be used.
+    /// `generation_config.json` is there but cannot be used; names the flag that led there.
     pub(crate) fn load(dir: &Path) -> anyhow::Result<Self> {
+        Self::read(dir).context(FLAG)
+    }
+
+    fn read(dir: &Path) -> anyhow::Result<Self> {
         let path = dir.join(FILE_NAME);
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
@@ -168,7 +173,8 @@ impl Recommended {
             Err(error) => return Err(error).with_context(|| shown(&path)),
         };
         let parse = || {
-            let fields: Map<String, Value> = serde_json::from_slice(&bytes)?;
+            let json = bytes.strip_prefix(io::BYTE_ORDER_MARK).unwrap_or(&bytes);
+            let fields: Map<String, Value> = serde_json::from_slice(json)?;
             let file = Self {
                 do_sample: field(&fields, "do_sample", "true or false", Value::as_bool)?
                     .unwrap_or(false),
@@ -287,7 +293,9 @@ mod tests {
         let refuse = |file| {
             let error = resolve(&SamplingArgs::default(), Some(file)).unwrap_err();
             let text = format!("{error:#}");
-            text[text.find("generation_config").unwrap()..].to_owned()
+            let (flag, file) = text.split_at(text.find("generation_config").unwrap());
+            assert!(flag.starts_with("--model: "), "{text}");
+            file.to_owned()
         };
         insta::assert_snapshot!(refuse(r#"{"top_k": -1}"#), @"generation_config.json: top_k: expected a whole number, 0 or above, got -1");
         insta::assert_snapshot!(refuse(r#"{"do_sample": "yes"}"#), @r#"generation_config.json: do_sample: expected true or false, got "yes""#);
@@ -372,10 +380,8 @@ mod tests {
     fn a_bad_file_is_named() {
         for file in ["{", r#"{"top_p": 2}"#, r#"{"temperature": "warm"}"#] {
             let error = resolve(&SamplingArgs::default(), Some(file)).unwrap_err();
-            assert!(
-                error.to_string().ends_with("generation_config.json"),
-                "{error}"
-            );
+            let named = format!("{error:#}");
+            assert!(named.contains("generation_config.json: "), "{named}");
         }
     }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 
 use crate::count;
+use crate::flags::Blame;
 use crate::io;
 use crate::model::Checkpoint;
 use crate::overlap::{self, STRETCH, Twin};
@@ -48,7 +49,7 @@ impl Texts {
         let of_stdin = files.iter().filter(|file| io::is_dash(file)).count();
         ensure!(
             of_stdin <= 1,
-            "--text -: standard input can be read only once"
+            Blame::misuse("--text -: standard input can be read only once")
         );
         for file in files {
             let mut read = || {

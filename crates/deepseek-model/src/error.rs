@@ -3,8 +3,8 @@
 use replay_graph::CaptureMode;
 
 use crate::{
-    config::ConfigError, engram::EngramError, memory::Shortage, sampler::SamplerError,
-    tokenizer::TokenizerError, weights::WeightsError,
+    config::ConfigError, engram::EngramError, memory::Bytes, memory::Shortage,
+    sampler::SamplerError, tokenizer::TokenizerError, weights::WeightsError,
 };
 
 /// What can go wrong in this crate.
@@ -75,8 +75,8 @@ pub enum Error {
     /// The host has no memory for the lists of steps in graphs: tokens, rows, and the pages of each
     /// sequence.
     #[error(
-        "graphs: {bytes} bytes of lists for steps of {requests} sequences of up to {tokens} tokens: \
-         {shortage}"
+        "graphs: {} of lists for steps of {requests} sequences of up to {tokens} tokens: {shortage}",
+        Bytes(*bytes)
     )]
     GraphLists {
         /// Bytes of the lists.

@@ -151,6 +151,34 @@ fn files_too_long_to_be_read_whole_are_refused() {
     }
 }
 
+/// Editors of some systems begin a text with a mark that no parser of JSON takes, and that nobody sees.
+#[test]
+fn a_byte_order_mark_is_passed_over_and_utf_16_is_named() {
+    let files = ["config.json", "tokenizer.json", INDEX];
+    let dir = copy();
+    fs::write(dir.path().join("generation_config.json"), "\u{feff}{}").unwrap();
+    for file in files {
+        let path = dir.path().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("\u{feff}{text}")).unwrap();
+    }
+    Model::load(dir.path(), ModelOptions::default(), &|_| {}).unwrap();
+    Tokenizer::load(dir.path()).unwrap();
+
+    for file in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        INDEX,
+    ] {
+        let dir = copy();
+        fs::write(dir.path().join(file), b"\xff\xfe{\0}\0").unwrap();
+        let expected =
+            format!("cannot read DIR/{file}: expected UTF-8, found UTF-16, by its byte-order mark");
+        assert_eq!(refusal(dir.path(), file), expected);
+    }
+}
+
 /// A program that handles one kind apart finds it below the system's error.
 #[test]
 fn the_kind_of_refusal_can_be_matched_on() {

@@ -36,7 +36,20 @@ impl Texts {
         let error = result
             .err()
             .unwrap_or_else(|| panic!("{what} was not refused"));
+        let error = without_memory(&error.to_string());
         writeln!(self.0, "{what}\n    {error}").unwrap();
+    }
+}
+
+/// A text without the size of the memory that this machine has left.
+fn without_memory(text: &str) -> String {
+    let (before, after) = ("expected at most the ", " that are available");
+    let Some((start, rest)) = text.split_once(before) else {
+        return text.to_owned();
+    };
+    match rest.split_once(after) {
+        Some((_, end)) => format!("{start}{before}MEMORY{after}{end}"),
+        None => text.to_owned(),
     }
 }
 

@@ -45,8 +45,10 @@ pub struct Picture {
 enum Cell {
     Skipped,
     KvOnly,
+    /// Less than a quarter of the rows run.
     Few,
     Part,
+    /// All of them.
     Runs,
 }
 
@@ -96,7 +98,7 @@ impl Cell {
         match (entering, running) {
             (0, _) => Self::Skipped,
             (_, 0) => Self::KvOnly,
-            _ if running * 4 >= width * 3 => Self::Runs,
+            _ if running == width => Self::Runs,
             _ if running * 4 >= width => Self::Part,
             _ => Self::Few,
         }

@@ -12,9 +12,9 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 
-use crate::flags;
+use crate::flags::{self, Blame};
 use crate::generate::GenerateArgs;
 use crate::graphs::GraphArgs;
 use crate::io::{Io, is_dash};
@@ -128,11 +128,13 @@ impl BatchArgs {
         ];
         let names: Vec<_> = given.iter().filter(|(_, given)| *given).collect();
         let names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
-        ensure!(
-            self.batch.is_some() || names.is_empty(),
-            "{}: expected --batch FILE, which there is none of",
-            names.join(", ")
-        );
+        if self.batch.is_none() && !names.is_empty() {
+            let them = if names.len() == 1 { "it" } else { "them" };
+            let names = names.join(", ");
+            bail!(Blame::misuse(format!(
+                "{names}: expected --batch FILE beside {them}, got none"
+            )));
+        }
         Ok(())
     }
 }

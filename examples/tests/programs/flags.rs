@@ -104,6 +104,35 @@ fn text_that_is_no_utf_8_is_refused_by_its_flag() {
     insta::assert_snapshot!(text, @"error: invalid value 'a�' for '--prompt <TEXT>': expected UTF-8 text, got byte 0xff at offset 1");
 }
 
+/// A variable of a shell that is not set leaves an empty value, which clap takes for none at all.
+#[test]
+fn an_empty_value_is_named_as_one() {
+    let of = |args: &[&str]| -> Vec<OsString> { args.iter().map(OsString::from).collect() };
+    for args in [
+        &["--model", ""][..],
+        &["--model="],
+        &["--output", ""],
+        &["--batch", ""],
+        &["--prompt-file", ""],
+        &["--dtype", ""],
+        &["--graphs="],
+        &["--order", ""],
+    ] {
+        let text = refusal::<GenerateArgs>(&of(args)).unwrap();
+        let flag = args[0].trim_end_matches('=');
+        let named = format!("error: invalid value '(empty)' for '{flag} <");
+        assert!(text.starts_with(&named), "{text}");
+    }
+    for args in [&["--text", ""][..], &["--text", "a", ""]] {
+        let text = refusal::<PerplexityArgs>(&of(args)).unwrap();
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(text, @"error: invalid value '(empty)' for '--text <FILE>...'");
+        }
+    }
+    let missing = refusal::<GenerateArgs>(&of(&["--prompt", "", "--model"])).unwrap();
+    insta::assert_snapshot!(missing, @"error: a value is required for '--model <DIR>' but none was supplied");
+}
+
 #[test]
 fn a_list_that_is_no_list_is_told_of_commas() {
     let refuse = |args: &[&str]| {

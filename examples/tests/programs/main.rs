@@ -8,6 +8,7 @@ mod perplexity;
 mod process;
 mod refusals;
 mod serve;
+mod statuses;
 
 use std::path::{Path, PathBuf};
 

@@ -165,6 +165,48 @@ fn a_prompt_without_a_token_is_refused() {
     insta::assert_snapshot!(generate_on(model, &flags, "").refused_at(model), @"--prompt number 2: DEMO/tokenizer.json leaves no token of a text that is not empty, expected at least 1");
 }
 
+/// Every number is one that a file may hold; together they overflow, and nothing says so but what a layer
+/// makes of them.
+#[test]
+fn numbers_that_overflow_name_the_model() {
+    let refuse = |key: &str, value: f64| {
+        let dir = copy_of_demo();
+        change(&dir.path().join("config.json"), |config| {
+            config["text_config"][key] = value.into();
+        });
+        let model = dir.path().to_str().unwrap();
+        let refused = generate_on(model, &["--prompt", "a b"], "").refused_at(model);
+        // What follows is a backtrace, where the machine asks for one.
+        refused.lines().next().unwrap().to_owned()
+    };
+    let what = "--model: numbers of config.json or the weights are too large to compute with";
+    let why = "router chose 0 of 2 experts: its logits are not finite";
+    for (key, layer) in [("routed_scaling_factor", 1), ("hc_eps", 0)] {
+        assert_eq!(refuse(key, 1e30), format!("{what}: layer {layer}: {why}"));
+    }
+}
+
+/// The file is read before any flag can be blamed for how tokens are chosen.
+#[test]
+fn a_bad_recommendation_names_the_model() {
+    let refuse = |key: &str, value: serde_json::Value| {
+        let dir = copy_of_demo();
+        change(&dir.path().join("generation_config.json"), |file| {
+            file[key] = value;
+        });
+        let model = dir.path().to_str().unwrap();
+        generate_on(model, &["--prompt", "a"], "").refused_at(model)
+    };
+    insta::assert_snapshot!(refuse("top_k", (-1).into()), @"--model: DEMO/generation_config.json: top_k: expected a whole number, 0 or above, got -1");
+    insta::assert_snapshot!(refuse("do_sample", "x".into()), @r#"--model: DEMO/generation_config.json: do_sample: expected true or false, got "x""#);
+    insta::assert_snapshot!(refuse("temperature", (-1).into()), @"--model: DEMO/generation_config.json: temperature is -1: expected a finite number, 0 (greedy) or above");
+    insta::assert_snapshot!(refuse("top_p", 0.into()), @"--model: DEMO/generation_config.json: top_p is 0: expected above 0 and at most 1");
+    insta::assert_snapshot!(refuse("eos_token_id", "x".into()), @r#"
+    --model: DEMO/generation_config.json breaks 1 rule:
+      eos_token_id: expected a token id or a list of at most 4096, found "x"
+    "#);
+}
+
 /// Even where no token is chosen.
 #[test]
 fn log_probabilities_of_no_numbers_are_refused() {
@@ -174,7 +216,7 @@ fn log_probabilities_of_no_numbers_are_refused() {
     let refused = generate_on(model, &flags, "").refused_at(model);
     // Which of the two logits it is hangs on a sign.
     let refused = refused.replace("token 1", "token 0");
-    insta::assert_snapshot!(refused, @"the logit of token 0 is inf: expected a number below infinity");
+    insta::assert_snapshot!(refused, @"--model: numbers of config.json or the weights are too large to compute with: the logit of token 0 is inf: expected a number below infinity");
 }
 
 #[test]
@@ -245,6 +287,6 @@ fn flags_out_of_range_are_refused_by_name() {
     insta::assert_snapshot!(refuse(&["--temperature", "nan"]), @"error: invalid value 'nan' for '--temperature <T>': temperature is NaN: expected a finite number, 0 (greedy) or above");
     insta::assert_snapshot!(refuse(&["--replay", "some"]), @r#"error: invalid value 'some' for '--replay <POLICY>': no replay policy is called "some": expected off, step-tail, prompt-tail or exact"#);
     insta::assert_snapshot!(refuse(&["--memory-limit", "8GB"]), @"error: invalid value '8GB' for '--memory-limit <BYTES>': expected bytes, such as 1000000000, 512MiB or 1.5GiB (units: KiB to EiB)");
-    insta::assert_snapshot!(refuse(&["--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': expected cpu or cuda:N, N the number of a GPU");
+    insta::assert_snapshot!(refuse(&["--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': expected cpu, cuda or cuda:N, N the number of a GPU");
     insta::assert_snapshot!(refuse(&["--greedy", "--top-k", "3"]), @"error: the argument '--greedy' cannot be used with '--top-k <K>'");
 }

@@ -1,63 +1,37 @@
-//! What is said of the decoder beside its part of a file. Only the part is read.
+//! What is said of the decoder beside its part of a file. Only the part is read, so that every key that
+//! is read there must say the same beside it, or nothing.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::{Violation, json};
+use super::{Violation, error::quoted, json};
 
-/// Keys of the decoder that no tensor's shape would contradict.
-const DECIDING: &[&str] = &[
-    "rope_theta",
-    "compress_rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "scoring_func",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "num_experts_per_tok",
-    "swiglu_limit",
-    "rms_norm_eps",
-    "sliding_window",
-    "hc_sinkhorn_iters",
-    "hc_eps",
-    "index_topk",
-    "compress_ratios",
-    "kv_source_layer_ids",
-    "index_source_layer_ids",
-    "candidate_source_layer_id",
-    "candidate_topk_blocks",
-    "candidate_block_size",
-    "engram_layer_ids",
-    "engram_vocab_size",
-    "engram_pad_token_id",
-    "qk_rope_head_dim",
-    "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-];
+/// Keys that are read where they stand if the decoder's part has none.
+const READ_BESIDE: [&str; 2] = ["bos_token_id", "eos_token_id"];
 
-/// Those that are read where they stand if the decoder's part has none.
-const READ_BESIDE: &[&str] = &["bos_token_id", "eos_token_id"];
-
-/// Notes what is said beside the decoder's part and not in it.
+/// Notes what is said beside the decoder's part, by one of the keys `read` in it, and not in it.
 pub(super) fn contradictions(
     top: &Map<String, Value>,
     text: &Map<String, Value>,
+    read: &BTreeSet<String>,
     violations: &mut Vec<Violation>,
 ) {
-    for key in DECIDING {
+    let beside = READ_BESIDE
+        .into_iter()
+        .chain(read.iter().map(String::as_str));
+    for key in beside {
         let (Some(outer), inner) = (held(top, key), held(text, key)) else {
             continue;
         };
         let noted = match inner {
-            None if READ_BESIDE.contains(key) => None,
+            None if READ_BESIDE.contains(&key) => None,
             None => {
                 let expected = "no such key, or the same in text_config, which has none";
                 Some(Violation::value(key, expected, outer))
             }
             // Not compared in their order.
-            Some(inner) if *key == "eos_token_id" => {
+            Some(inner) if key == "eos_token_id" => {
                 (!same_ids(outer, inner)).then(|| Violation::value(key, &as_inside(inner), outer))
             }
             Some(inner) => difference(key, outer, inner),
@@ -117,8 +91,7 @@ fn part(
 }
 
 fn as_inside(inner: &Value) -> String {
-    let quoted = Violation::value("", "", inner).found;
-    format!("{quoted}, as text_config has it")
+    format!("{}, as text_config has it", quoted(inner))
 }
 
 /// What an object holds under a key; `null` is nothing. A type of rotation has two names, of which one

@@ -73,13 +73,18 @@ impl Violation {
 
     /// A key whose value is of the wrong type or out of range.
     pub(crate) fn value(field: &str, expected: &str, found: &Value) -> Self {
-        let text = found.to_string();
-        let mut quoted: String = text.chars().take(MAX_QUOTED).collect();
-        if quoted.len() < text.len() {
-            quoted.push_str("..");
-        }
-        Self::new(field, expected, Plain(&quoted))
+        Self::new(field, expected, quoted(found))
     }
+}
+
+/// A value as messages quote it: its beginning, with what is not plain escaped.
+pub(super) fn quoted(value: &Value) -> String {
+    let text = value.to_string();
+    let mut quoted: String = text.chars().take(MAX_QUOTED).collect();
+    if quoted.len() < text.len() {
+        quoted.push_str("..");
+    }
+    Plain(&quoted).to_string()
 }
 
 impl fmt::Display for Violation {

@@ -1,5 +1,7 @@
 //! Reads a JSON object key by key, noting each bad key instead of stopping at the first.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use super::{error::Violation, json};
@@ -20,6 +22,8 @@ pub(super) struct Fields<'a> {
     /// The object's own key; empty for that of the file.
     path: String,
     violations: &'a mut Vec<Violation>,
+    /// Keys that were looked at, found or not.
+    read: BTreeSet<String>,
 }
 
 impl<'a> Fields<'a> {
@@ -28,7 +32,13 @@ impl<'a> Fields<'a> {
             map,
             path: String::new(),
             violations,
+            read: BTreeSet::new(),
         }
+    }
+
+    /// The keys that were looked at, found or not. Those of objects in it are not among them.
+    pub(super) fn into_read(self) -> BTreeSet<String> {
+        self.read
     }
 
     /// The object under `key`, its keys noted as `key.name`; `None` if absent or empty.
@@ -43,6 +53,7 @@ impl<'a> Fields<'a> {
                     map,
                     path,
                     violations: self.violations,
+                    read: BTreeSet::new(),
                 })
             }
             other => {
@@ -59,7 +70,7 @@ impl<'a> Fields<'a> {
 
     /// Whether the key holds an object.
     pub(super) fn holds_object(&self, key: &str) -> bool {
-        self.get(key).is_some_and(Value::is_object)
+        self.map.get(key).is_some_and(Value::is_object)
     }
 
     /// The object's own key, dotted if nested; empty for that of the file.
@@ -68,7 +79,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether the key is there and not `null`.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(super) fn has(&mut self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
@@ -216,7 +227,8 @@ impl<'a> Fields<'a> {
         json::dotted(&self.path, key)
     }
 
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    fn get(&mut self, key: &str) -> Option<&'a Value> {
+        self.read.insert(key.to_owned());
         self.map.get(key).filter(|value| !value.is_null())
     }
 }

@@ -16,6 +16,9 @@ pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Most bytes of `tokenizer.json`.
 pub(crate) const MAX_TOKENIZER: u64 = 512 << 20;
 
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Why a file is refused before it is read. It is the inner error of the [`io::Error`] that a
 /// `Read` variant has as its source.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +47,9 @@ pub enum FileError {
         /// Bytes that it may have.
         limit: u64,
     },
+    /// A text in UTF-16, which some programs write.
+    #[error("expected UTF-8, found UTF-16, by its byte-order mark")]
+    Utf16,
 }
 
 impl From<FileError> for io::Error {
@@ -73,7 +79,8 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// All bytes of a regular file of at most `limit`.
+/// All bytes of a regular file of at most `limit`: a text in UTF-8, without the byte-order mark that some
+/// programs begin one with and that no parser of JSON takes.
 pub(crate) fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let too_large = |bytes| FileError::TooLarge { bytes, limit };
@@ -86,6 +93,12 @@ pub(crate) fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     file.take(limit + 1).read_to_end(&mut content)?;
     if content.len() as u64 > limit {
         return Err(too_large(content.len() as u64).into());
+    }
+    if content.starts_with(b"\xff\xfe") || content.starts_with(b"\xfe\xff") {
+        return Err(FileError::Utf16.into());
+    }
+    if content.starts_with(BYTE_ORDER_MARK) {
+        content.drain(..BYTE_ORDER_MARK.len());
     }
     Ok(content)
 }

@@ -3,12 +3,16 @@
 mod beside;
 mod check;
 mod error;
+mod families;
 mod fields;
 pub(crate) mod file;
+mod flat_rope;
 pub(crate) mod json;
 mod load;
 mod neutral;
+mod other_names;
 mod per_layer;
+mod quantisation;
 mod raw;
 mod rope;
 mod schedule;

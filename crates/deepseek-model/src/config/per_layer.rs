@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Violation, fields::Fields};
+use super::{Violation, fields::Fields, other_names::same};
 
 /// Notes every such list of an object that asks for something else than the decoder's part, `text`.
 pub(super) fn check(f: &mut Fields<'_>, text: &Map<String, Value>) {
@@ -10,8 +10,32 @@ pub(super) fn check(f: &mut Fields<'_>, text: &Map<String, Value>) {
         return;
     };
     types(f, text, layers);
+    if let Some(limit) = text.get("swiglu_limit").filter(|limit| limit.is_number()) {
+        let expected = format!("{limit}, as swiglu_limit has it");
+        for key in ["swiglu_limits", "swiglu_limits_shared"] {
+            all(f, key, &expected, text, |v| same(v, limit));
+        }
+    }
     ones(f, "moe_layer_freq", "every layer has experts", layers);
     ones(f, "no_rope_layers", "every layer rotates", layers);
+}
+
+/// One value for all layers, or a list with one for each, of which every one is what `is` accepts.
+pub(super) fn all(
+    f: &mut Fields<'_>,
+    key: &str,
+    expected: &str,
+    text: &Map<String, Value>,
+    is: impl Fn(&Value) -> bool,
+) {
+    let Some(layers) = text.get("num_hidden_layers").and_then(Value::as_u64) else {
+        return;
+    };
+    let expected = format!("{expected}, or num_hidden_layers ({layers}) of these or more");
+    f.optional(key, &expected, (), |v| {
+        let all = |all: &Vec<Value>| all.len() as u64 >= layers && all.iter().all(&is);
+        (is(v) || v.as_array().is_some_and(all)).then_some(())
+    });
 }
 
 /// A list in which 1 stands for what every layer does, or 1 for all of them. Of an empty list the families

@@ -74,21 +74,22 @@ impl Raw {
         text: &Map<String, Value>,
         violations: &mut Vec<Violation>,
     ) -> Self {
-        variant::check(top, text, violations);
+        let mut noted = Vec::new();
         let eos = stop_tokens(&mut Fields::new(
             holder("eos_token_id", top, text),
-            violations,
+            &mut noted,
         ));
-        let bos = Fields::new(holder("bos_token_id", top, text), violations).optional(
+        let bos = Fields::new(holder("bos_token_id", top, text), &mut noted).optional(
             "bos_token_id",
             "a token id",
             None,
             |v| token_id(v).map(Some),
         );
 
-        let rope = Rope::read(text, violations);
-        let f = &mut Fields::new(text, violations);
-        Self {
+        let mut fields = Fields::new(text, &mut noted);
+        let f = &mut fields;
+        let rope = Rope::read(f, text);
+        let raw = Self {
             vocab_size: f.width("vocab_size"),
             hidden_size: f.width("hidden_size"),
             num_layers: f.up_to("num_hidden_layers", MAX_LAYERS),
@@ -125,7 +126,11 @@ impl Raw {
             engram: engram(f),
             bos_token_id: bos.flatten(),
             eos_token_ids: eos,
-        }
+        };
+        let read = fields.into_read();
+        variant::check(top, text, &read, violations);
+        violations.append(&mut noted);
+        raw
     }
 }
 

@@ -21,11 +21,10 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    /// Reads the decoder's keys.
-    pub(super) fn read(text: &Map<String, Value>, violations: &mut Vec<Violation>) -> Self {
-        let mut f = Fields::new(text, violations);
+    /// Reads the decoder's keys: those of `text`.
+    pub(super) fn read(f: &mut Fields<'_>, text: &Map<String, Value>) -> Self {
         let mut said = Said::default();
-        said.bases(&mut f);
+        said.bases(f);
         for key in ["rope_scaling", "rope_parameters"] {
             let Some(mut f) = f.object(key) else { continue };
             if f.has("main") || f.has("compress") {
@@ -39,9 +38,9 @@ impl Rope {
             }
         }
         Self {
-            theta: said.theta.one(&mut f, "rope_theta"),
-            compress_theta: said.compress_theta.one(&mut f, "compress_rope_theta"),
-            yarn: one_yarn(&mut f, said.stretches),
+            theta: said.theta.one(f, "rope_theta"),
+            compress_theta: said.compress_theta.one(f, "compress_rope_theta"),
+            yarn: one_yarn(f, said.stretches),
         }
     }
 }
@@ -60,6 +59,27 @@ pub(super) fn theta(text: &Map<String, Value>) -> Option<(String, f64)> {
         let keys = rest.split('.').filter(|key| !key.is_empty());
         let value = keys.fold(text.get(first), |value, key| value?.get(key));
         Some((path.to_owned(), value?.as_f64()?))
+    })
+}
+
+/// The object that says how positions are stretched, if any does, and its key, of what the decoder's part
+/// holds.
+pub(super) fn stretching(text: &Map<String, Value>) -> Option<(&str, &Map<String, Value>)> {
+    let paths = [
+        "rope_scaling",
+        "rope_scaling.compress",
+        "rope_parameters",
+        "rope_parameters.compress",
+    ];
+    paths.into_iter().find_map(|path| {
+        let (first, part) = path.split_once('.').unwrap_or((path, ""));
+        let object = match part {
+            "" => text.get(first)?,
+            part => text.get(first)?.get(part)?,
+        };
+        let object = object.as_object()?;
+        let kind = TYPES.into_iter().find_map(|key| object.get(key)?.as_str());
+        (kind? != "default").then_some((path, object))
     })
 }
 
@@ -83,6 +103,12 @@ struct Stretch {
 
 const BASES: [&str; 2] = ["rope_theta", "compress_rope_theta"];
 const TYPES: [&str; 2] = ["rope_type", "type"];
+const YARN: [&str; 4] = [
+    "factor",
+    "beta_fast",
+    "beta_slow",
+    "original_max_position_embeddings",
+];
 
 /// Whether a key of an object is about rotation alone, not about how it is stretched.
 fn unstretching(key: &str) -> bool {
@@ -216,6 +242,11 @@ fn stretch(f: &mut Fields<'_>) -> Option<Stretch> {
 
 fn yarn(f: &mut Fields<'_>) -> Option<Yarn> {
     variants(f);
+    let known = |key: &str| {
+        let variant = VARIANTS.iter().any(|(name, _)| *name == key) || key == TRUNCATE;
+        TYPES.contains(&key) || YARN.contains(&key) || variant || unstretching(key)
+    };
+    f.only(known, "with the type \"yarn\"");
     let factor = f.number("factor", "a number, 1 or above", |x| x >= 1.0);
     let beta_fast = f.number("beta_fast", "a number above 0", |x| x > 0.0);
     let beta_slow = f.number("beta_slow", "a number above 0", |x| x > 0.0);
@@ -237,23 +268,24 @@ fn yarn(f: &mut Fields<'_>) -> Option<Yarn> {
     Some(yarn)
 }
 
-/// What the `YaRN` of other models has. `mscale` and `mscale_all_dim` weigh the logarithm of the factor, so
-/// that 0 stands for none.
+/// What the `YaRN` of other models has, each with the value that changes nothing. `mscale` and
+/// `mscale_all_dim` weigh the logarithm of the factor, so that 0 stands for none.
+const VARIANTS: [(&str, f64); 5] = [
+    ("mscale", 0.0),
+    ("mscale_all_dim", 0.0),
+    ("attention_factor", 1.0),
+    ("attn_factor", 1.0),
+    ("extrapolation_factor", 1.0),
+];
+const TRUNCATE: &str = "truncate";
+
 fn variants(f: &mut Fields<'_>) {
-    for (key, only) in [
-        ("mscale", 0.0),
-        ("mscale_all_dim", 0.0),
-        ("attention_factor", 1.0),
-        ("attn_factor", 1.0),
-        ("extrapolation_factor", 1.0),
-    ] {
+    for (key, only) in VARIANTS {
         let expected = format!("{only} (nothing else is supported)");
         f.optional(key, &expected, only, |v| v.as_f64().filter(|&x| x == only));
     }
     let expected = "true (the ramp is between whole channels)";
-    f.optional("truncate", expected, true, |v| {
-        v.as_bool().filter(|&set| set)
-    });
+    f.optional(TRUNCATE, expected, true, |v| v.as_bool().filter(|&set| set));
 }
 
 /// The one stretching that all objects name; two of them can be `rope_scaling` and `rope_parameters`.

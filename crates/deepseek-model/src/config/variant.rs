@@ -1,21 +1,25 @@
 //! Whether a file is about this model: its family, keys that ask for another computation, and what
 //! stands beside the decoder's part.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
-use super::{Violation, beside, fields::Fields, neutral};
+use super::{Violation, beside, fields::Fields, neutral, quantisation};
 
 /// Notes every key that asks for something else. Beside the decoder's part it may be meant for it, too.
+/// `read` are the keys that are read in that part.
 pub(super) fn check(
     top: &Map<String, Value>,
     text: &Map<String, Value>,
+    read: &BTreeSet<String>,
     violations: &mut Vec<Violation>,
 ) {
     // In a flat file the two are the same object.
     if !std::ptr::eq(top, text) {
         let mut noted = Vec::new();
         object(top, text, &mut noted);
-        beside::contradictions(top, text, &mut noted);
+        beside::contradictions(top, text, read, &mut noted);
         violations.extend(noted.into_iter().map(|violation| Violation {
             found: format!("{}, beside text_config", violation.found),
             ..violation
@@ -29,10 +33,7 @@ fn object(map: &Map<String, Value>, text: &Map<String, Value>, violations: &mut 
     family(f);
     neutral::check(f, text);
     if let Some(mut f) = f.object("quantization_config") {
-        let expected = "\"fp8\" (nothing else is supported)";
-        f.optional("quant_method", expected, "fp8", |v| {
-            v.as_str().filter(|&method| method == "fp8")
-        });
+        quantisation::check(&mut f);
     }
 }
 

@@ -8,8 +8,8 @@ use super::Bytes;
 /// Memory that cannot be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shortage {
-    /// Bytes that the system has left, swap included; `None` if it refused without a number, as it
-    /// does under a limit on the address space.
+    /// Bytes that the system has left, swap included; `None` if it refused though it has more left, as it
+    /// does under a limit on the address space, or does not say.
     pub available: Option<u64>,
 }
 
@@ -26,7 +26,10 @@ impl fmt::Display for Shortage {
                 "expected at most the {} that are available",
                 Bytes(bytes)
             ),
-            None => f.write_str("expected no more than can be allocated"),
+            None => f.write_str(
+                "expected no more than the system gives this process (a limit on its addresses, ulimit \
+                 -v, may be the reason)",
+            ),
         }
     }
 }
@@ -41,10 +44,12 @@ const BESIDE: u64 = 32 << 20;
 pub(crate) fn check(bytes: u64) -> Result<(), Shortage> {
     let with_rest = usize::try_from(bytes.saturating_add(BESIDE));
     let reserved = with_rest.is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
-    if !reserved {
-        return Err(Shortage { available: None });
+    within(bytes, available())?;
+    if reserved {
+        Ok(())
+    } else {
+        Err(Shortage { available: None })
     }
-    within(bytes, available())
 }
 
 fn within(bytes: u64, available: Option<u64>) -> Result<(), Shortage> {
@@ -93,8 +98,17 @@ mod tests {
         assert_eq!(within(5, available), Err(Shortage { available }));
         assert_eq!(within(5, None), Ok(()));
         check(1).unwrap();
-        let none = Shortage { available: None };
-        assert_eq!(check(u64::MAX), Err(none));
+        // Told by what there is, where the system says so, and not by a limit that may not be there.
+        let shortage = check(u64::MAX).unwrap_err();
+        assert_eq!(shortage.available.is_some(), super::available().is_some());
+    }
+
+    /// A number that the system gives is told; without one, what else can be lower than what it has.
+    #[test]
+    fn a_shortage_says_what_there_is_or_what_may_be_the_reason() {
+        let of = |available| Shortage { available }.to_string();
+        insta::assert_snapshot!(of(Some(3 << 20)), @"expected at most the 3 MiB that are available");
+        insta::assert_snapshot!(of(None), @"expected no more than the system gives this process (a limit on its addresses, ulimit -v, may be the reason)");
     }
 
     /// A name may begin like another.

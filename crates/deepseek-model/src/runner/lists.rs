@@ -315,7 +315,7 @@ mod tests {
                 matches!(refused, Error::GraphLists { requests: of, .. } if of == requests),
                 "{text}"
             );
-            assert!(text.contains("bytes of lists"), "{text}");
+            assert!(text.contains("B of lists"), "{text}");
         }
     }
 }

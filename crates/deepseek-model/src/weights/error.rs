@@ -96,12 +96,13 @@ pub enum WeightsError {
     },
     /// The tensors do not fit the memory.
     #[error(
-        "{} takes {} of memory as {dtype:?}, {shortage}",
+        "{} takes {} as {dtype:?}{}",
         Shown(dir),
         match bytes {
-            Some(bytes) => format!("{bytes} bytes"),
+            Some(bytes) => format!("{} of memory", Bytes(*bytes as u64)),
             None => "more bytes than can be addressed".to_owned(),
-        }
+        },
+        bytes.map_or_else(String::new, |_| format!(", {shortage}"))
     )]
     Memory {
         /// The checkpoint directory.

@@ -171,6 +171,17 @@ fn what_would_be_passed_over_is_refused() {
             "rope_theta": 10000, "compress_rope_theta": 160_000, "rope_scaling": scaling,
         })
     };
+    // Of other types of stretching, and a slip: without the rule they would leave plain YaRN.
+    let other_stretching = [
+        ("low_freq_factor", json!(1.0)),
+        ("high_freq_factor", json!(4.0)),
+        ("long_factor", json!([1.0, 2.0])),
+        ("short_factor", json!([1.0, 1.0])),
+        ("llama_4_scaling_beta", json!(0.1)),
+        ("mrope_section", json!([16, 24, 24])),
+        ("max_position_embeddings", json!(1_048_576)),
+        ("beta_fsat", json!(16)),
+    ];
     let mut report = String::new();
     for keys in [
         beside(json!({ "rope_theta": 777 })),
@@ -188,7 +199,13 @@ fn what_would_be_passed_over_is_refused() {
         bases(json!({ "full_attention": main, "sliding_attention": main })),
         bases(json!({ "x".repeat(100_000): main })),
         inside("main", &"x".repeat(100_000), json!(1)),
-    ] {
+        inside("compress", "beta_fsat", json!(16)),
+    ]
+    .into_iter()
+    .chain(other_stretching.map(|(key, value)| bases(yarn(&json!({ key: value })))))
+    .chain([json!({ "rope_parameters": yarn(&json!({
+        "rope_theta": 10000, "compress_rope_theta": 160_000, "alpha": 1000.0,
+    })) })]) {
         let error = rotating(&keys).unwrap_err().to_string();
         writeln!(report, "{error}").unwrap();
     }

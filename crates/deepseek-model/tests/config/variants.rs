@@ -87,7 +87,128 @@ fn keys() -> Vec<(&'static str, Vec<Value>, Value)> {
         ("alibi", vec![json!(false)], json!(true)),
         ("num_key_value_heads", vec![json!(1)], json!(8)),
         ("gate_temp", vec![json!(1)], json!(2)),
+        ("num_expert_group", vec![json!(1)], json!(8)),
+        ("n_limited_groups", vec![json!(1)], json!(4)),
+        ("use_grouped_topk", vec![json!(false)], json!(true)),
+        ("mup_enabled", vec![json!(false)], json!(true)),
+        ("attention_value_scale", vec![json!(1.0)], json!(0.7)),
+        ("scale_embeddings", vec![json!(false)], json!(true)),
+        ("embed_scale", vec![json!(1)], json!(71.5)),
+        ("use_head_wise_attn_gate", vec![json!(false)], json!(true)),
+        ("is_causal", vec![json!(true)], json!(false)),
+        (
+            "use_bidirectional_attention",
+            vec![json!(false)],
+            json!("vision"),
+        ),
+        ("use_dynamic_ntk", vec![json!(false)], json!(true)),
+        ("use_logn_attn", vec![json!(false)], json!(true)),
+        ("rotary", vec![], json!({ "type": "dynamic" })),
+        ("layernorm_zero_centered", vec![json!(false)], json!(true)),
+        ("mlp_hidden_act", vec![json!("silu")], json!("relu2")),
+        ("mscale", vec![json!(0.0)], json!(1.0)),
     ]
+}
+
+/// The same of keys that say once more, by another name, what is read: the neutral values are the
+/// release's own.
+fn repeated() -> Vec<(&'static str, Vec<Value>, Value)> {
+    let limits = |last: f64| {
+        let mut limits = vec![10.0; 43];
+        limits[39] = last;
+        json!(limits)
+    };
+    vec![
+        ("score_func", vec![json!("sqrtsoftplus")], json!("softmax")),
+        (
+            "moe_router_activation_func",
+            vec![json!("sqrtsoftplus")],
+            json!("sigmoid"),
+        ),
+        ("route_scale", vec![json!(1.5)], json!(2.5)),
+        (
+            "moe_router_topk_scaling_factor",
+            vec![json!(1.5)],
+            json!(1.0),
+        ),
+        ("route_norm", vec![json!(true)], json!(false)),
+        ("moe_renormalize", vec![json!(true)], json!(false)),
+        (
+            "num_experts_per_token",
+            vec![json!(6), json!(6.0)],
+            json!(8),
+        ),
+        ("n_activated_experts", vec![json!(6)], json!(8)),
+        ("norm_eps", vec![json!(1e-20)], json!(1e-6)),
+        ("layer_norm_eps", vec![json!(1e-20)], json!(1e-5)),
+        ("rms_norm_epsilon", vec![json!(1e-20)], json!(1e-6)),
+        ("swiglu_limits", vec![json!(10), limits(10.0)], limits(7.0)),
+        ("swiglu_limits_shared", vec![limits(10.0)], json!([10.0])),
+        (
+            "partial_rotary_factors",
+            vec![json!(vec![0.125; 40]), json!(vec![1; 40])],
+            json!([0.125]),
+        ),
+        ("rope_type", vec![json!("yarn")], json!("linear")),
+        ("rope_scaling_type", vec![json!("yarn")], json!("default")),
+        ("rope_factor", vec![json!(16.0)], json!(40)),
+        ("original_seq_len", vec![json!(65_536)], json!(4096)),
+        ("beta_fast", vec![json!(32)], json!(16)),
+        (
+            "quantization_config",
+            vec![json!({
+                "quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0",
+                "weight_block_size": [32, 32], "activation_scheme": "dynamic", "expert_dtype": "fp8",
+            })],
+            json!({ "fmt": "e5m2" }),
+        ),
+    ]
+}
+
+/// A file where nothing is stretched: what says so outside of `rope_scaling` would be passed over.
+#[test]
+fn stretching_beside_no_stretching_is_refused() {
+    for scaling in [Value::Null, json!({ "type": "default" })] {
+        let with = |key: &str, value: Value| {
+            changed(|text| {
+                text["rope_scaling"] = scaling.clone();
+                text[key] = value;
+            })
+        };
+        with("rope_type", json!("default")).unwrap();
+        let errors = [
+            with("rope_type", json!("yarn")),
+            with("rope_factor", json!(16)),
+        ];
+        let errors = errors.map(|error| error.unwrap_err().to_string());
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(errors.join("\n"), @r#"
+            config.json breaks 1 rule:
+              rope_type: expected "default" (no rope_scaling stretches anything), found "yarn"
+            config.json breaks 1 rule:
+              rope_factor: expected null (no rope_scaling stretches anything), found 16
+            "#);
+        }
+    }
+}
+
+/// A format of which the tensors do not tell that it is another one.
+#[test]
+fn formats_that_are_not_read_are_refused() {
+    let error = changed(|text| {
+        text["quantization_config"] = json!({
+            "fmt": "e5m2", "scale_fmt": "float32", "weight_block_size": [128, 128],
+            "expert_dtype": "nvfp4",
+        });
+    });
+    insta::assert_snapshot!(error.unwrap_err(), @r#"
+    config.json breaks 4 rules:
+      quantization_config.fmt: expected "e4m3" (nothing else is supported), found "e5m2"
+      quantization_config.scale_fmt: expected "ue8m0" (nothing else is supported), found "float32"
+      quantization_config.expert_dtype: expected "fp4", "fp8" or "bf16" (nothing else is supported), found "nvfp4"
+      quantization_config.weight_block_size: expected [32,32] (nothing else is supported), found [128,128]
+    "#);
+    changed(|text| text["quantization_config"] = json!({ "weight_block_size": [32] })).unwrap_err();
 }
 
 /// In the decoder's part, and beside it, where it may be meant for the decoder: such a key changes
@@ -95,7 +216,7 @@ fn keys() -> Vec<(&'static str, Vec<Value>, Value)> {
 #[test]
 fn keys_of_other_families_are_judged_by_their_value() {
     let mut report = String::new();
-    for (key, mut neutral, other) in keys() {
+    for (key, mut neutral, other) in keys().into_iter().chain(repeated()) {
         let beside = |value: &Value| {
             let mut json = release();
             json[key] = value.clone();
@@ -194,6 +315,11 @@ fn what_differs_beside_the_decoders_part_is_named() {
         ("/qk_rope_head_dim", json!(32)),
         ("/engram_pad_token_id", json!(3)),
         ("/engram_vocab_size", json!(1000)),
+        ("/engram_max_ngram_size", json!(3)),
+        ("/engram_n_heads", json!(4)),
+        ("/engram_compressed_vocab_size", json!(99_091)),
+        ("/num_hidden_layers", json!(43)),
+        ("/vocab_size", json!(1000)),
         ("/max_position_embeddings", json!(4096)),
         ("/kv_source_layer_ids", json!([2, 8, 14])),
         ("/kv_source_layer_ids", json!([2, 8, 14, 20, 30])),
@@ -207,6 +333,38 @@ fn what_differs_beside_the_decoders_part_is_named() {
         writeln!(report, "{error}").unwrap();
     }
     insta::assert_snapshot!("beside_the_decoder", report);
+}
+
+/// Whatever is read inside must be the same beside: a copy of the whole part changes nothing, and any
+/// other value of a key that is required is refused with the key's name. Keys that are not read, as that
+/// of a name, are not compared.
+#[test]
+fn every_key_that_is_read_agrees_beside() {
+    let part = release()["text_config"].as_object().unwrap().clone();
+    let with = |key: &str, value: Value| {
+        let mut json = release();
+        json.as_object_mut().unwrap().extend(part.clone());
+        json[key] = value;
+        parse(&json)
+    };
+    with("dtype", json!("float32")).unwrap();
+    with("num_nextn_predict_layers", json!(7)).unwrap();
+    let required = part.keys().filter(|key| {
+        let absent = changed(|text| drop(text.as_object_mut().unwrap().remove(*key)));
+        absent.is_err()
+    });
+    let mut count = 0;
+    for key in required {
+        let error = with(key, json!("other")).unwrap_err().to_string();
+        let rule = format!("\n  {key}: expected ");
+        assert!(
+            error.contains(&rule) && error.contains("as text_config has it"),
+            "{error}"
+        );
+        count += 1;
+    }
+    // All sizes, numbers and lists of the release; a rule that compares nothing would pass above.
+    assert!(count > 30, "{count}");
 }
 
 /// Lists that say of each layer what it attends to must cover all layers and agree with the ratios.

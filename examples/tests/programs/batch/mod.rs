@@ -167,7 +167,7 @@ fn flags_that_do_not_go_together() {
         "2",
     ];
     let refused = generate(&[&flags[..], &["--no-prefix-cache"]].concat()).refused();
-    insta::assert_snapshot!(refused, @"--output, --order, --max-running, --no-prefix-cache: expected --batch FILE, which there is none of");
+    insta::assert_snapshot!(refused, @"--output, --order, --max-running, --no-prefix-cache: expected --batch FILE beside them, got none");
     let batch = Batch::new(&[json!({"prompt": "a"})], &[]);
     insta::assert_snapshot!(batch.refused(&["--memory-limit", "37MiB", "--max-new-tokens", "4000"]), @"--memory-limit 37 MiB: a KV cache of 4002 tokens in 1 sequence takes 3.1 MiB, expected at most the 1 MiB that weights (36 MiB) leave of 37 MiB: 2.1 MiB too much; 1280 tokens would fit (lower --max-running or max_new_tokens)");
 }

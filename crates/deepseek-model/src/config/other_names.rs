@@ -1,0 +1,80 @@
+//! Other families' names of keys that are read here. Beside the name that is read they would be passed
+//! over, so that they must say the same.
+
+use serde_json::{Map, Value};
+
+use super::{error::quoted, fields::Fields};
+
+/// The key that is read, and its other names. Those of sizes are not among them: a tensor of another shape
+/// is refused by itself.
+const NAMES: &[(&str, &[&str])] = &[
+    (
+        "scoring_func",
+        &[
+            "score_func",
+            "score_function",
+            "moe_router_activation_func",
+            "moe_router_score_function",
+        ],
+    ),
+    (
+        "routed_scaling_factor",
+        &[
+            "route_scale",
+            "moe_router_topk_scaling_factor",
+            "moe_router_scaling_factor",
+            "router_scaling_factor",
+        ],
+    ),
+    (
+        "norm_topk_prob",
+        &["route_norm", "moe_renormalize", "moe_norm_topk_prob"],
+    ),
+    (
+        "num_experts_per_tok",
+        &[
+            "num_experts_per_token",
+            "experts_per_token",
+            "n_activated_experts",
+            "num_activated_experts",
+            "moe_router_topk",
+            "moe_topk",
+            "moe_top_k",
+            "moe_k",
+            "top_k_experts",
+        ],
+    ),
+    (
+        "rms_norm_eps",
+        &[
+            "norm_eps",
+            "norm_epsilon",
+            "rms_norm_epsilon",
+            "layer_norm_eps",
+            "layer_norm_epsilon",
+            "layernorm_epsilon",
+        ],
+    ),
+];
+
+/// Notes every other name in an object that says something else than the decoder's part, `text`.
+pub(super) fn check(f: &mut Fields<'_>, text: &Map<String, Value>) {
+    for (key, names) in NAMES {
+        // Where it is absent, that is noted already.
+        let Some(value) = text.get(*key).filter(|value| !value.is_null()) else {
+            continue;
+        };
+        let expected = format!("{}, as {key} has it", quoted(value));
+        for name in *names {
+            f.optional(name, &expected, (), |v| same(v, value).then_some(()));
+        }
+    }
+}
+
+/// Whether two values are the same; 1 and 1.0 are.
+pub(super) fn same(a: &Value, b: &Value) -> bool {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => a == b,
+    }
+}
