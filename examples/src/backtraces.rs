@@ -6,6 +6,11 @@
 /// Number and symbol of the first frame, as the standard library prints them.
 const FIRST: &str = "   0: ";
 
+/// An error with its causes, on one line where their texts are, without backtraces.
+pub(crate) fn told(error: impl Into<anyhow::Error>) -> String {
+    cut(&format!("{:#}", error.into()))
+}
+
 /// The text without backtraces: each is its first frame's line and all that are of such a shape.
 pub(crate) fn cut(text: &str) -> String {
     let mut within = false;

@@ -171,10 +171,9 @@ impl GraphArgs {
 
     /// What to tell of graphs that could not be captured.
     pub(crate) fn warning(error: Error) -> String {
-        let cause = format!("{:#}", anyhow::Error::from(error));
         format!(
             "warning: {}\nThese steps run without graphs, more slowly. {FEWER}.",
-            backtraces::cut(&cause)
+            backtraces::told(error)
         )
     }
 

@@ -14,7 +14,7 @@ use super::file::Results;
 use super::id::Id;
 use super::report::Totals;
 use super::request::Request;
-use crate::progress;
+use crate::{backtraces, progress};
 
 /// What came of a request: a line of JSON. Its first field is how such lines are told from others.
 #[derive(Serialize)]
@@ -128,7 +128,7 @@ impl<'a> Server<'a> {
                     }
                     Err(error) => {
                         totals.failed += 1;
-                        let error = format!("{:#}", anyhow::Error::from(error));
+                        let error = backtraces::told(error);
                         results.give(index, self.record(index, Outcome::Error { error })?)?;
                     }
                 }
@@ -182,7 +182,7 @@ impl<'a> Server<'a> {
             }
             Update::Failed(error) => {
                 totals.failed += 1;
-                let error = format!("{:#}", anyhow::Error::from(error));
+                let error = backtraces::told(error);
                 return Ok(Some(self.end(id, |_, _| Outcome::Error { error })?));
             }
         }
