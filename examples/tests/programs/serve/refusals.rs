@@ -178,7 +178,7 @@ fn a_step_that_fails_is_the_server_s_fault() {
     assert_eq!((response.status, events.len()), (200, 1), "{events:?}");
     let event: Value = serde_json::from_str(events[0]).unwrap();
     assert_eq!(event["error"]["type"], "server_error");
-    assert_eq!(server.metric("replay_texts_total"), 2.0);
+    server.wait_for("replay_texts_total", 2.0);
     assert_eq!(server.get("/health").status, 200, "others are served");
     // Who runs the server learns of it as well.
     let told = server.killed();
