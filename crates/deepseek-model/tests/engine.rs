@@ -151,7 +151,7 @@ fn requests_that_are_refused() {
     let full = engine
         .submit(EngineRequest::greedy(vec![5], 1))
         .unwrap_err();
-    insta::assert_snapshot!(full, @"engine: 68 requests are in it already: 4 that can run (CacheOptions::max_sequences) and 64 that may wait (EngineOptions::max_waiting)");
+    insta::assert_snapshot!(full, @"engine: 1 more than the 68 requests that are in it: expected at most 68 in all, 4 that can run (CacheOptions::max_sequences) and 64 that may wait (EngineOptions::max_waiting)");
     while !engine.is_idle() {
         engine.step();
     }

@@ -135,16 +135,7 @@ fn a_full_queue_pushes_back() {
         .map(|i| engine.submit(request(i, 9, 2)).unwrap())
         .collect();
     let full = engine.submit(request(3, 9, 2)).unwrap_err();
-    assert!(
-        matches!(
-            full,
-            EngineError::Full {
-                running: 4,
-                waiting: 2
-            }
-        ),
-        "{full}"
-    );
+    insta::assert_snapshot!(full, @"engine: 1 more than the 6 requests that are in it: expected at most 6 in all, 4 that can run (CacheOptions::max_sequences) and 2 that may wait (EngineOptions::max_waiting)");
     drop(go);
     for updates in waiting {
         assert_eq!(tokens(&updates.collect::<Vec<_>>()).len(), 2);
@@ -152,6 +143,48 @@ fn a_full_queue_pushes_back() {
     assert!(!blocked.load(Ordering::Relaxed));
     let again = engine.submit(request(3, 9, 2)).unwrap();
     assert_eq!(tokens(&again.collect::<Vec<_>>()).len(), 2);
+}
+
+/// Of several requests that belong together all are taken in or none, and those that are not take nobody's
+/// place.
+#[test]
+fn requests_that_belong_together_are_taken_in_together() {
+    let engine = start(1);
+    let (told, updates) = mpsc::channel();
+    let several = |seeds: std::ops::Range<u32>| {
+        let of_seed = |seed: u32| {
+            let told = told.clone();
+            let sink = move |update: Update| told.send((seed, update)).is_ok();
+            (request(seed, 9, 2), sink)
+        };
+        engine.submit_all(seeds.map(of_seed).collect())
+    };
+    for _ in 0..100 {
+        assert!(matches!(
+            several(0..6),
+            Err(EngineError::Full {
+                held: 0,
+                asked: 6,
+                ..
+            })
+        ));
+        assert_eq!(engine.stats().waiting, 0);
+    }
+    assert!(updates.try_recv().is_err(), "none of them began");
+    assert_eq!(several(0..5).unwrap().len(), 5);
+    settle(&engine);
+    let mut ended: Vec<u32> = updates
+        .try_iter()
+        .filter(|(_, update)| update.is_last())
+        .map(|(seed, _)| seed)
+        .collect();
+    ended.sort_unstable();
+    assert_eq!(ended, [0, 1, 2, 3, 4]);
+    // A bad one among good ones.
+    let silent = |_: Update| true;
+    let bad = vec![(request(1, 9, 2), silent), (request(1, 0, 2), silent)];
+    assert!(engine.submit_all(bad).is_err());
+    assert_eq!(engine.stats().waiting, 0);
 }
 
 /// Bad requests are refused where they are made, not in the thread.

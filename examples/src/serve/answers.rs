@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use deepseek_model::engine::Update;
 use tokio::sync::mpsc;
 
-use super::metrics::Stopwatch;
 use super::shutdown::Pass;
 
 /// Updates that wait for a client that does not read, for each of its texts. Behind those that the
@@ -14,50 +13,25 @@ use super::shutdown::Pass;
 pub(super) const QUEUE: usize = 512;
 
 type Sender = mpsc::Sender<(usize, Update)>;
+pub(super) type Receiver = mpsc::Receiver<(usize, Update)>;
 
-/// Texts of one request while they are ordered.
-pub(super) struct Orders {
-    sender: Sender,
-    answers: Answers,
-}
-
-/// What comes of them. Dropped, it cancels those that have not ended.
+/// What comes of the texts of one request. Dropped, it cancels those that have not ended.
 pub(super) struct Answers {
-    receiver: mpsc::Receiver<(usize, Update)>,
+    receiver: Receiver,
     cancelled: Vec<Arc<AtomicBool>>,
     _pass: Pass,
 }
 
-impl Orders {
-    /// For so many texts.
-    pub(super) fn new(texts: usize, pass: Pass) -> Self {
-        let (sender, receiver) = mpsc::channel(QUEUE * texts.max(1));
-        let answers = Answers {
-            receiver,
-            cancelled: Vec::with_capacity(texts),
-            _pass: pass,
-        };
-        Self { sender, answers }
-    }
-
-    /// Where the updates of the next text go.
-    pub(super) fn sink(&self, mut watch: Stopwatch) -> impl FnMut(Update) -> bool + Send + use<> {
-        let mut send = sink(self.answers.cancelled.len(), self.sender.clone());
-        move |update| {
-            watch.see(&update);
-            send(update)
-        }
-    }
-
-    /// Adds the text that was ordered, by the flag that cancels it.
-    pub(super) fn add(&mut self, cancelled: Arc<AtomicBool>) {
-        self.answers.cancelled.push(cancelled);
-    }
-
-    /// All that there are.
-    pub(super) fn answers(self) -> Answers {
-        self.answers
-    }
+/// Where the updates of so many texts go, and where they come out.
+pub(super) fn channel(
+    texts: usize,
+) -> (
+    impl Iterator<Item = impl FnMut(Update) -> bool + Send>,
+    Receiver,
+) {
+    let (sender, receiver) = mpsc::channel(QUEUE * texts.max(1));
+    let sinks = (0..texts).map(move |index| sink(index, sender.clone()));
+    (sinks, receiver)
 }
 
 /// Hands updates over without waiting. Once there is no room for one, the text is given up: the engine
@@ -76,6 +50,15 @@ fn sink(index: usize, sender: Sender) -> impl FnMut(Update) -> bool + Send {
 }
 
 impl Answers {
+    /// Of texts that were ordered, each with the flag that cancels it.
+    pub(super) fn new(receiver: Receiver, cancelled: Vec<Arc<AtomicBool>>, pass: Pass) -> Self {
+        Self {
+            receiver,
+            cancelled,
+            _pass: pass,
+        }
+    }
+
     /// The next update, with the index of its text; `None` once no other comes: if a text has not ended
     /// then, it was given up.
     pub(super) async fn next(&mut self) -> Option<(usize, Update)> {

@@ -10,7 +10,7 @@ use deepseek_model::Config;
 use deepseek_model::engine::{Engine, EngineRequest};
 use deepseek_model::tokenizer::{Tokenizer, TokenizerError, check_ids};
 
-use super::answers::{Answers, Orders};
+use super::answers::{Answers, channel};
 use super::error::{ApiError, Result};
 use super::fields::{Fields, text};
 use super::metrics::Metrics;
@@ -140,17 +140,25 @@ impl App {
             .iter()
             .map(|prompt| self.request(prompt, &order))
             .collect::<Result<Vec<_>>>()?;
-        let mut orders = Orders::new(requests.len() * params.n, order.pass);
-        for request in requests {
-            for number in 0..params.n as u64 {
+        let texts = requests.iter().flat_map(|request| {
+            (0..params.n as u64).map(|number| {
                 let mut request = request.clone();
                 request.sampling.seed = request.sampling.seed.wrapping_add(number);
-                let sink = orders.sink(self.metrics.text());
-                let cancelled = self.engine.submit_to(request, sink);
-                orders.add(cancelled.map_err(|error| ApiError::of_engine(order.param, error))?);
-            }
-        }
-        Ok(orders.answers())
+                request
+            })
+        });
+        let (sinks, receiver) = channel(requests.len() * params.n);
+        let texts = texts.zip(sinks).map(|(request, mut send)| {
+            let mut watch = self.metrics.text();
+            let sink = move |update| {
+                watch.see(&update);
+                send(update)
+            };
+            (request, sink)
+        });
+        let cancelled = self.engine.submit_all(texts.collect());
+        let cancelled = cancelled.map_err(|error| ApiError::of_engine(order.param, error))?;
+        Ok(Answers::new(receiver, cancelled, order.pass))
     }
 
     fn request(&self, prompt: &[u32], order: &Order<'_>) -> Result<EngineRequest> {

@@ -109,11 +109,17 @@ impl ApiError {
     /// What the engine says to a request whose prompt came in `param`.
     pub(super) fn of_engine(param: &str, error: EngineError) -> Self {
         match error {
-            EngineError::Full { running, waiting } => Self::new(
+            EngineError::Full {
+                held,
+                asked,
+                running,
+                waiting,
+            } => Self::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "queue_full",
                 format!(
-                    "{} texts run or wait already: ask again later",
+                    "expected at most {} texts that run or wait, got {asked} more than the {held} that do: \
+                     ask again later",
                     running.saturating_add(waiting)
                 ),
             ),

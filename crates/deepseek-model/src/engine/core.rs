@@ -129,8 +129,9 @@ impl EngineCore {
     /// refused, a stop text is empty, or there are some and no tokenizer.
     pub fn submit(&mut self, request: EngineRequest) -> Result<RequestId, EngineError> {
         check(self.model(), &self.options, &request, self.fits())?;
-        if self.waiting.len() + self.running.len() >= self.options.holds() {
-            return Err(self.options.full());
+        let held = self.waiting.len() + self.running.len();
+        if held >= self.options.holds() {
+            return Err(self.options.full(held, 1));
         }
         let id = RequestId(self.next_id);
         let job = Job::new(id, request, self.options.tokenizer.clone())?;

@@ -79,8 +79,11 @@ impl EngineOptions {
         self.cache.max_sequences.saturating_add(self.max_waiting)
     }
 
-    fn full(&self) -> EngineError {
+    /// Why `asked` requests are not taken in beside the `held` that are.
+    fn full(&self, held: usize, asked: usize) -> EngineError {
         EngineError::Full {
+            held,
+            asked,
             running: self.cache.max_sequences,
             waiting: self.max_waiting,
         }
@@ -91,13 +94,17 @@ impl EngineOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// It has as many as it takes.
+    /// It has no place for as many as are asked for.
     #[error(
-        "engine: {} requests are in it already: {running} that can run (CacheOptions::max_sequences) and \
-         {waiting} that may wait (EngineOptions::max_waiting)",
+        "engine: {asked} more than the {held} requests that are in it: expected at most {} in all, {running} that \
+         can run (CacheOptions::max_sequences) and {waiting} that may wait (EngineOptions::max_waiting)",
         running.saturating_add(*waiting)
     )]
     Full {
+        /// Requests that are in it.
+        held: usize,
+        /// Requests that were to be taken in, all or none.
+        asked: usize,
         /// Requests that can run at once.
         running: usize,
         /// Requests that may wait for a place.

@@ -41,15 +41,13 @@ struct Shared {
 
 // Only the numbers matter, so no order with other memory is needed.
 impl Shared {
-    /// Counts one more request, if there is a place for it.
-    fn enter(&self, places: usize) -> bool {
-        let one_more = |held: usize| (held < places).then_some(held + 1);
+    /// Counts so many more requests, if there are places for all; else how many there are already.
+    fn enter(&self, more: usize, places: usize) -> Result<(), usize> {
+        let all = |held: usize| held.checked_add(more).filter(|held| *held <= places);
         let held = &self.held;
-        let entered = held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
-        if entered.is_ok() {
-            self.waiting.fetch_add(1, Ordering::Relaxed);
-        }
-        entered.is_ok()
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, all)?;
+        self.waiting.fetch_add(more, Ordering::Relaxed);
+        Ok(())
     }
 
     /// A request begins to run, or never will.
@@ -183,23 +181,49 @@ impl Engine {
         request: EngineRequest,
         sink: impl FnMut(Update) -> bool + Send + 'static,
     ) -> Result<Arc<AtomicBool>, EngineError> {
-        super::core::check(&self.model, &self.options, &request, self.fits)?;
+        let mut flags = self.submit_all(vec![(request, sink)])?;
+        // There is one for each request.
+        Ok(flags.pop().unwrap_or_default())
+    }
+
+    /// The same for several requests, of which all are taken in or none: none that is refused ever holds
+    /// a place. Gives a flag for each.
+    ///
+    /// # Errors
+    /// As [`Self::submit`], of any of them.
+    pub fn submit_all<S>(
+        &self,
+        requests: Vec<(EngineRequest, S)>,
+    ) -> Result<Vec<Arc<AtomicBool>>, EngineError>
+    where
+        S: FnMut(Update) -> bool + Send + 'static,
+    {
+        for (request, _) in &requests {
+            super::core::check(&self.model, &self.options, request, self.fits)?;
+        }
         let orders = self.orders.as_ref().ok_or(Error::EngineStopped)?;
-        if !self.shared.enter(self.options.holds()) {
-            return Err(self.options.full());
+        let asked = requests.len();
+        let entered = self.shared.enter(asked, self.options.holds());
+        entered.map_err(|held| self.options.full(held, asked))?;
+        let mut flags = Vec::with_capacity(asked);
+        for (request, sink) in requests {
+            let cancelled = Arc::new(AtomicBool::new(false));
+            let order = Order {
+                request,
+                sink: Box::new(sink),
+                cancelled: cancelled.clone(),
+            };
+            // Those before it have been told by the thread that it has ended.
+            if orders.send(order).is_err() {
+                for _ in flags.len()..asked {
+                    self.shared.begin();
+                    self.shared.leave();
+                }
+                return Err(Error::EngineStopped.into());
+            }
+            flags.push(cancelled);
         }
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let order = Order {
-            request,
-            sink: Box::new(sink),
-            cancelled: cancelled.clone(),
-        };
-        if orders.send(order).is_err() {
-            self.shared.begin();
-            self.shared.leave();
-            return Err(Error::EngineStopped.into());
-        }
-        Ok(cancelled)
+        Ok(flags)
     }
 
     /// Whether it can still run steps. It cannot after a panic in one.
