@@ -111,6 +111,8 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
         | Error::Sampler(SamplerError::BadLogit { .. } | SamplerError::NothingAllowed { .. }) => {
             Some(OVERFLOWS)
         }
+        // A table's rows are looked at when they are read.
+        Error::Weights(_) => Some("--model"),
         _ => None,
     };
     let (flag, error) = (flag.map(str::to_owned), anyhow::Error::from(error));

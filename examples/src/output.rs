@@ -18,7 +18,8 @@ The fields of a JSON object of --json:
   prompt, prompt_ids                 its text, and its token ids from the beginning-of-text id on
   text, ids                          the text after it, and its token ids
   finish                             why it ended: stop (the model said so), length
-                                     (--max-new-tokens) or positions (the model has no more)
+                                     (--max-new-tokens), positions (the model has no more) or
+                                     unfinished (the run was interrupted)
   time_to_first_token_s              seconds from the first step of the batch to the first token;
                                      null if there is none
   prefill_row_layers                 rows of the prompt that ran, summed over layers
@@ -43,7 +44,7 @@ pub struct Record<'a> {
     pub text: String,
     /// Its token ids.
     pub ids: &'a [u32],
-    /// Why it ended: `stop`, `length` or `positions`.
+    /// Why it ended: `stop`, `length`, `positions` or, of a run that was interrupted, `unfinished`.
     pub finish: &'static str,
     /// Seconds from the start of the batch to the first token.
     pub time_to_first_token_s: Option<f64>,

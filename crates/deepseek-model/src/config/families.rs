@@ -36,6 +36,7 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
             "decoder_sparse_step",
             "interleave_moe_layer_step",
             "moe_layer_interval",
+            "moe_layer_frequency",
         ],
     ),
     (
@@ -45,8 +46,30 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
             "first_k_dense_replace",
             "num_dense_layers",
             "moe_layer_start_index",
+            "moe_layer_num_skipped",
         ],
     ),
+    (
+        Null,
+        "every layer has experts",
+        &[
+            "moe_layers",
+            "moe_layers_enum",
+            "moe_layer_end_index",
+            "expert_layer_period",
+            "expert_layer_offset",
+        ],
+    ),
+    (
+        True,
+        "experts are chosen by scores with biases",
+        &[
+            "use_routing_bias",
+            "use_moe_router_bias",
+            "moe_router_enable_expert_bias",
+        ],
+    ),
+    (Zero, "every expert computes", &["zero_expert_num"]),
     (Empty, "every layer has experts", &["mlp_only_layers"]),
     (
         Zero,
@@ -132,6 +155,8 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
             "activation_function",
             "mlp_hidden_act",
             "ffn_act_fn",
+            "act_fn",
+            "activation",
         ],
     ),
     (
@@ -143,6 +168,21 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
         Name(&["rmsnorm", "rms_norm"]),
         "nothing else is supported",
         &["norm_type"],
+    ),
+    (
+        True,
+        "nothing else is supported",
+        &["use_rmsnorm", "use_rms_norm"],
+    ),
+    (
+        False,
+        "logits are what the head gives",
+        &["norm_head", "norm_softmax"],
+    ),
+    (
+        Null,
+        "all activations count",
+        &["activation_sparsity_pattern"],
     ),
     (
         False,
@@ -221,6 +261,7 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
             "use_parallel_residual",
             "parallel_attn",
             "parallel_block",
+            "parallel_attn_mlp_res",
         ],
     ),
     (
@@ -251,6 +292,9 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
             "hybrid_override_pattern",
             "layers_block_type",
             "attn_type_list",
+            "attn_layer_period",
+            "attn_layer_offset",
+            "global_attn_every_n_layers",
             "linear_attn_config",
         ],
     ),
@@ -259,6 +303,19 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
         "no layer reads another's window KV",
         &["num_kv_shared_layers"],
     ),
+    (False, "no layer reads another's window KV", &["use_cla"]),
+    (
+        True,
+        "attention has sinks",
+        &["add_swa_attention_sink_bias"],
+    ),
+    (
+        False,
+        "queries and keys are not scaled",
+        &["mla_scale_q_lora", "mla_scale_kv_lora"],
+    ),
+    (False, "every layer rotates", &["mla_use_nope"]),
+    (True, "every layer rotates", &["use_rope"]),
     (
         True,
         "neighbouring channels are a pair",
@@ -279,7 +336,11 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
         "all windows rotate by rope_theta",
         &["rope_local_base_freq", "local_rope_theta", "swa_rope_theta"],
     ),
-    (One, "positions are not stretched so", &["rope_ratio"]),
+    (
+        One,
+        "positions are not stretched so",
+        &["rope_ratio", "rope_alpha", "ntk_alpha"],
+    ),
     (
         False,
         "positions are not stretched so",
@@ -298,6 +359,11 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
     (
         False,
         "the head has its own weights",
-        &["tie_word_embeddings", "tie_embeddings"],
+        &[
+            "tie_word_embeddings",
+            "tie_embeddings",
+            "tie_lm_head",
+            "share_input_output_embeddings",
+        ],
     ),
 ];

@@ -79,14 +79,18 @@ impl Neutral {
             Self::False => value == &Value::Bool(false),
             Self::True => value == &Value::Bool(true),
             Self::Empty => value.as_array().is_some_and(Vec::is_empty),
-            Self::Name(names) => value.as_str().is_some_and(|name| names.contains(&name)),
+            Self::Name(names) => {
+                // Some families have an object for it.
+                let name = value.get("name").unwrap_or(value).as_str();
+                name.is_some_and(|name| names.contains(&name))
+            }
         }
     }
 }
 
 /// `attn_logit_softcapping`, `logits_soft_cap`, `final_logit_cap` and others.
 fn caps(key: &str) -> bool {
-    let key = key.replace('_', "");
+    let key = key.replace('_', "").to_lowercase();
     key.contains("softcap") || key.ends_with("logitcap") || key.ends_with("logitscap")
 }
 
@@ -108,7 +112,12 @@ fn scales(f: &mut Fields<'_>, text: &Map<String, Value>) {
     };
     let factor = format!("1 / sqrt(head_dim) ({})", 1.0 / dim.sqrt());
     let is_factor = |x: f64| (x * dim.sqrt() - 1.0).abs() < 1e-4;
-    for key in ["attention_multiplier", "softmax_scale"] {
+    for key in [
+        "attention_multiplier",
+        "attention_scale",
+        "attn_scale",
+        "softmax_scale",
+    ] {
         f.optional(key, &factor, (), |v| is_factor(v.as_f64()?).then_some(()));
     }
     let expected = format!("head_dim ({dim})");

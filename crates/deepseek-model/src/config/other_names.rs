@@ -5,9 +5,18 @@ use serde_json::{Map, Value};
 
 use super::{error::quoted, fields::Fields};
 
-/// The key that is read, and its other names. Those of sizes are not among them: a tensor of another shape
-/// is refused by itself.
+/// The key that is read, and its other names. Those of sizes are not among them where a tensor of another
+/// shape is refused by itself; no tensor has the window's.
 const NAMES: &[(&str, &[&str])] = &[
+    (
+        "sliding_window",
+        &[
+            "window_size",
+            "sliding_window_size",
+            "attention_window",
+            "attention_window_size",
+        ],
+    ),
     (
         "scoring_func",
         &[
@@ -15,6 +24,8 @@ const NAMES: &[(&str, &[&str])] = &[
             "score_function",
             "moe_router_activation_func",
             "moe_router_score_function",
+            "moe_router_score_func",
+            "router_score_func",
         ],
     ),
     (
@@ -28,7 +39,12 @@ const NAMES: &[(&str, &[&str])] = &[
     ),
     (
         "norm_topk_prob",
-        &["route_norm", "moe_renormalize", "moe_norm_topk_prob"],
+        &[
+            "route_norm",
+            "moe_renormalize",
+            "moe_norm_topk_prob",
+            "norm_expert_weight",
+        ],
     ),
     (
         "num_experts_per_tok",

@@ -6,7 +6,8 @@ use serde_json::Value;
 use super::fields::Fields;
 
 /// Keys, what they may hold, and how a message says it.
-const KEYS: [(&str, &[&str], &str); 4] = [
+const KEYS: [(&str, &[&str], &str); 5] = [
+    ("activation_scheme", &["dynamic"], "\"dynamic\""),
     ("quant_method", &["fp8"], "\"fp8\""),
     ("fmt", &["e4m3"], "\"e4m3\""),
     ("scale_fmt", &["ue8m0"], "\"ue8m0\""),
@@ -27,6 +28,9 @@ pub(super) fn check(f: &mut Fields<'_>) {
         f.optional(key, &expected, (), |v| {
             names.contains(&v.as_str()?).then_some(())
         });
+    }
+    for key in ["bits", "group_size", "quant_algo"] {
+        f.optional(key, "null (nothing else is supported)", (), |_| None);
     }
     let [rows, columns] = BLOCK;
     let expected = format!("[{rows},{columns}] (nothing else is supported)");
