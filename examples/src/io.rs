@@ -122,6 +122,14 @@ pub(crate) fn beginning(text: &str) -> String {
     }
 }
 
+/// The same of a name in front of what is said of it, where nothing would look like no name at all.
+pub(crate) fn named(name: &str) -> String {
+    match name {
+        "" => "\"\"".to_owned(),
+        name => beginning(name),
+    }
+}
+
 /// Reads a text file, or standard input for `-`.
 ///
 /// # Errors

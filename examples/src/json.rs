@@ -49,8 +49,8 @@ impl fmt::Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Root => Ok(()),
-            Self::Key(Self::Root, key) => f.write_str(&io::beginning(key)),
-            Self::Key(parent, key) => write!(f, "{parent}.{}", io::beginning(key)),
+            Self::Key(Self::Root, key) => f.write_str(&io::named(key)),
+            Self::Key(parent, key) => write!(f, "{parent}.{}", io::named(key)),
             Self::Index(parent, index) => write!(f, "{parent}[{index}]"),
         }
     }
@@ -175,7 +175,7 @@ mod tests {
         Some("a"): a: the key comes twice at line 1 column 20
         Some("a"): a: the key comes twice at line 1 column 17
         Some("a[1].b.c\\n"): a[1].b.c\n: the key comes twice at line 1 column 32
-        Some("[0][0]."): [0][0].: the key comes twice at line 1 column 12
+        Some("[0][0].\"\""): [0][0]."": the key comes twice at line 1 column 12
         "#);
     }
 }

@@ -28,6 +28,7 @@ pub mod steps;
 mod streams;
 pub mod summary;
 mod threads;
+mod values;
 pub mod windows;
 
 use indicatif::HumanCount;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::flags;
 use crate::io::{self, shown};
 use crate::model::FLAG;
+use crate::values::{count, field, quoted};
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -179,8 +180,7 @@ impl Recommended {
                 do_sample: field(&fields, "do_sample", "true or false", Value::as_bool)?
                     .unwrap_or(false),
                 temperature: field(&fields, "temperature", "a number", Value::as_f64)?,
-                top_k: field(&fields, "top_k", "a whole number, 0 or above", whole)?
-                    .filter(|k| *k > 0),
+                top_k: count(&fields, "top_k", 0)?.filter(|k| *k > 0),
                 top_p: field(&fields, "top_p", "a number", Value::as_f64)?,
                 ignored: IGNORED
                     .iter()
@@ -202,31 +202,6 @@ impl Recommended {
         };
         parse().with_context(|| shown(&path))
     }
-}
-
-/// A field; none if it is absent or null.
-pub(crate) fn field<T>(
-    fields: &Map<String, Value>,
-    name: &str,
-    expected: &str,
-    parse: impl FnOnce(&Value) -> Option<T>,
-) -> anyhow::Result<Option<T>> {
-    let Some(value) = fields.get(name).filter(|value| !value.is_null()) else {
-        return Ok(None);
-    };
-    let parsed =
-        parse(value).with_context(|| format!("{name}: expected {expected}, got {}", quoted(value)));
-    parsed.map(Some)
-}
-
-/// A value, or its beginning.
-pub(crate) fn quoted(value: &Value) -> String {
-    // JSON escapes only some of the control characters.
-    io::beginning(&value.to_string())
-}
-
-pub(crate) fn whole(value: &Value) -> Option<usize> {
-    usize::try_from(value.as_u64()?).ok()
 }
 
 fn parse_temperature(text: &str) -> Result<f64, String> {

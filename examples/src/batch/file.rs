@@ -6,10 +6,10 @@ use std::io::{self, BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use serde::Deserialize;
 
 use super::Order;
 use super::id::Id;
+use super::record::{self, Known};
 use super::request::Request;
 use crate::io::shown;
 
@@ -229,13 +229,6 @@ impl Files {
     }
 }
 
-/// What a result says of its request.
-#[derive(Deserialize)]
-struct Known {
-    id: Id,
-    request: String,
-}
-
 /// Reads files of results.
 struct Reader<'a> {
     requests: &'a [Request],
@@ -266,64 +259,67 @@ impl<'a> Reader<'a> {
         let mut reader = BufReader::new(&mut *file);
         reader.rewind().with_context(|| name.to_owned())?;
         for number in 1.. {
+            let at = || format!("{name} line {number}");
             let mut line = Vec::new();
             let read = reader.read_until(b'\n', &mut line);
             if read.with_context(|| name.to_owned())? == 0 {
                 break;
             }
             if !line.ends_with(b"\n") {
-                ensure!(is_torn(&line), no_result(name, number));
+                let note = End::of(&line).note();
+                let note = note.with_context(|| format!("{}: {}", at(), record::NO_RESULT))?;
                 file.set_len(whole).with_context(|| name.to_owned())?;
-                return Ok(Some(format!(
-                    "note: {name} line {number}: half a result, whose request is computed again"
-                )));
+                return Ok(Some(format!("note: {}: {note}", at())));
             }
             whole += line.len() as u64;
-            let known = serde_json::from_slice(&line);
-            let known: Known = known.map_err(|_| anyhow::anyhow!(no_result(name, number)))?;
-            let index = self
-                .check(&known)
-                .with_context(|| format!("{name} line {number}"))?;
+            let known = Known::parse(&line).with_context(at)?;
+            let index = self.check(&known).with_context(at)?;
             if let Some(before) = self.seen.insert(index, number) {
-                bail!(
-                    "{name} line {number}: id {} has a result in line {before}",
-                    known.id
-                );
+                bail!("{}: id {} has a result in line {before}", at(), known.id);
             }
-            each(index, line).with_context(|| format!("{name} line {number}"))?;
+            each(index, line).with_context(at)?;
         }
         Ok(None)
     }
 
     /// The request that a result answers.
     fn check(&self, known: &Known) -> anyhow::Result<usize> {
-        let id = &known.id;
-        let Some(&index) = self.by_id.get(id) else {
-            bail!(
-                "the result of id {id}, which no request has: choose another file, or remove the line"
-            );
-        };
-        ensure!(
-            self.requests[index].digest == known.request,
-            "the result of id {id} is that of another request, model or precision: choose another file, \
-             or remove the line"
-        );
+        let index = self.by_id.get(&known.id).copied();
+        let index = index.ok_or_else(|| record::unknown(&known.id))?;
+        known.check(&self.requests[index])?;
         Ok(index)
     }
 }
 
-fn no_result(name: &str, line: usize) -> String {
-    format!(
-        "{name} line {line}: expected a result of a batch, got something else: choose another file"
-    )
+/// What is at the end of a file behind the last whole line.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// A result that was cut off.
+    Half,
+    /// What stands, where the power failed, for what was not written: zeros alone.
+    Zeros,
+    /// What no run of a batch wrote.
+    Other,
 }
 
-/// Whether a line without an end can be a result that was cut off. Where the power failed, zeros may stand
-/// for what was not written.
-fn is_torn(line: &[u8]) -> bool {
-    let zeros = line.iter().rev().take_while(|byte| **byte == 0).count();
-    let line = &line[..line.len() - zeros];
-    line.starts_with(BEGINNING) || BEGINNING.starts_with(line)
+impl End {
+    fn of(line: &[u8]) -> Self {
+        let zeros = line.iter().rev().take_while(|byte| **byte == 0).count();
+        match &line[..line.len() - zeros] {
+            [] => Self::Zeros,
+            half if half.starts_with(BEGINNING) || BEGINNING.starts_with(half) => Self::Half,
+            _ => Self::Other,
+        }
+    }
+
+    /// What to tell of it, if a run can go on from there.
+    fn note(&self) -> Option<&'static str> {
+        match self {
+            Self::Half => Some("half a result, whose request is computed again"),
+            Self::Zeros => Some("zeros behind the last result are cut off"),
+            Self::Other => None,
+        }
+    }
 }
 
 fn append(path: &Path) -> io::Result<File> {

@@ -2,11 +2,11 @@
 
 use anyhow::{anyhow, bail};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::id::Id;
 use crate::json;
-use crate::sampling::{field, quoted, whole};
+use crate::values::{self, count, field, field_or, quoted};
 
 /// The keys that a line may have.
 const KEYS: [&str; 11] = [
@@ -63,18 +63,17 @@ impl Line {
         // As it is spelled: among the fields, a number may be altered.
         let WithId { id: spelled } = serde_json::from_str(text)?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        let count = "a whole number, 0 or above";
         let id = |value: &Value| (value.is_string() || value.is_number()).then_some(());
         let stops = "a text or a list of texts, none of them empty";
         Ok(Self {
             id: field(&fields, "id", "a string or a number", id)?.and(spelled),
             prompt: field(&fields, "prompt", "a text", text)?,
-            tokens: field(&fields, "tokens", "a list of token ids", ids)?,
-            max_new_tokens: field(&fields, "max_new_tokens", count, whole)?,
+            tokens: tokens(&fields)?,
+            max_new_tokens: count(&fields, "max_new_tokens", 0)?,
             temperature: field(&fields, "temperature", "a number", Value::as_f64)?,
-            top_k: field(&fields, "top_k", count, whole)?,
+            top_k: count(&fields, "top_k", 1)?,
             top_p: field(&fields, "top_p", "a number", Value::as_f64)?,
-            seed: field(&fields, "seed", count, Value::as_u64)?,
+            seed: field_or(&fields, "seed", |value| values::whole(0..=u64::MAX, value))?,
             stop: field(&fields, "stop", stops, stop_texts)?,
             logprobs: field(&fields, "logprobs", "true or false", Value::as_bool)?,
             policy: field(&fields, "policy", "a text", text)?,
@@ -82,9 +81,11 @@ impl Line {
     }
 }
 
-fn ids(value: &Value) -> Option<Vec<u32>> {
-    let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
-    value.as_array()?.iter().map(id).collect()
+fn tokens(fields: &Map<String, Value>) -> anyhow::Result<Option<Vec<u32>>> {
+    let list = |value: &Value| value.as_array().cloned();
+    let list = field(fields, "tokens", "a list of token ids", list)?;
+    let ids = list.map(|list| values::ids(&list)).transpose();
+    ids.map_err(|(index, fault)| anyhow!("tokens[{index}]: {fault}"))
 }
 
 fn stop_texts(value: &Value) -> Option<Vec<String>> {
@@ -131,8 +132,13 @@ mod tests {
             r#"{"prompt": 3}"#,
             r#"{"id": ["a"]}"#,
             r#"{"tokens": [1, -1]}"#,
+            r#"{"tokens": [1, 4294967296]}"#,
             r#"{"tokens": "1"}"#,
             r#"{"max_new_tokens": 1.5}"#,
+            r#"{"max_new_tokens": 1e23}"#,
+            r#"{"seed": 18446744073709551616}"#,
+            r#"{"top_k": -1}"#,
+            r#"{"top_k": 0}"#,
             r#"{"temperature": "1"}"#,
             r#"{"stop": ["a", ""]}"#,
             r#"{"logprobs": 1}"#,
@@ -146,9 +152,14 @@ mod tests {
         seed: the key comes twice (column 18)
         prompt: expected a text, got 3
         id: expected a string or a number, got ["a"]
-        tokens: expected a list of token ids, got [1,-1]
+        tokens[1]: expected a whole number, 0 or above, got -1
+        tokens[1]: expected at most 4294967295, got 4294967296
         tokens: expected a list of token ids, got "1"
         max_new_tokens: expected a whole number, 0 or above, got 1.5
+        max_new_tokens: expected at most 18446744073709551615, got 1e+23
+        seed: expected at most 18446744073709551615, got 1.8446744073709552e+19
+        top_k: expected a whole number, 1 or above, got -1
+        top_k: expected a whole number, 1 or above, got 0
         temperature: expected a number, got "1"
         stop: expected a text or a list of texts, none of them empty, got ["a",""]
         logprobs: expected true or false, got 1

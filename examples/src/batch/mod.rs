@@ -4,6 +4,7 @@ mod file;
 mod group;
 mod id;
 mod line;
+mod record;
 mod report;
 mod request;
 mod serve;
@@ -80,6 +81,9 @@ pub struct BatchArgs {
     /// computed again. A result that is an error counts as one: remove its line to try again. A file
     /// with results of other requests, of another model or of other flags is refused, and so is one
     /// that another run writes to. A checkpoint is told by its config.json.
+    ///
+    /// What a run that goes on computes is another batch: its texts equal those of an uninterrupted run up
+    /// to rounding, as --batch says.
     ///
     /// Each result is written as it comes, in one piece. The disk is waited for at the end alone: when
     /// the power fails, results may be lost and are computed again.

@@ -8,45 +8,12 @@ use anyhow::Context;
 use deepseek_model::Model;
 use deepseek_model::engine::{EndReason, EngineCore, EngineOptions, RequestId, Update};
 use indicatif::ProgressBar;
-use serde::Serialize;
 
 use super::file::Results;
-use super::id::Id;
+use super::record::{Outcome, Record};
 use super::report::Totals;
 use super::request::Request;
 use crate::{backtraces, progress};
-
-/// What came of a request: a line of JSON. Its first field is how such lines are told from others.
-#[derive(Serialize)]
-struct Record<'a> {
-    line: usize,
-    id: &'a Id,
-    request: &'a str,
-    #[serde(flatten)]
-    result: Outcome<'a>,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Outcome<'a> {
-    Answer {
-        text: &'a str,
-        ids: &'a [u32],
-        finish: &'static str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        stop: Option<&'a str>,
-        prompt_tokens: usize,
-        cached_tokens: usize,
-        time_to_first_token_s: Option<f64>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        prompt_logprobs_nats: Option<Vec<Option<f32>>>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        logprobs_nats: Option<&'a [f32]>,
-    },
-    Error {
-        error: String,
-    },
-}
 
 /// A request on its way.
 #[derive(Default)]
@@ -129,7 +96,8 @@ impl<'a> Server<'a> {
                     Err(error) => {
                         totals.failed += 1;
                         let error = backtraces::told(error);
-                        results.give(index, self.record(index, Outcome::Error { error })?)?;
+                        let line = self.record(index, Outcome::Error { error })?;
+                        bar.suspend(|| results.give(index, line))?;
                     }
                 }
             }
@@ -139,7 +107,8 @@ impl<'a> Server<'a> {
             let step = Instant::now();
             for (id, update) in self.engine.step() {
                 if let Some((index, line)) = self.take(id, update, step, totals)? {
-                    results.give(index, line)?;
+                    // Both may be on one terminal, where the bar would draw over a result.
+                    bar.suspend(|| results.give(index, line))?;
                 }
             }
             bar.set_position(totals.done() as u64);
@@ -201,14 +170,8 @@ impl<'a> Server<'a> {
         Ok((job.index, line))
     }
 
-    fn record(&self, index: usize, result: Outcome<'_>) -> anyhow::Result<Vec<u8>> {
-        let request = &self.requests[index];
-        let record = Record {
-            line: request.line,
-            id: &request.id,
-            request: &request.digest,
-            result,
-        };
+    fn record(&self, index: usize, outcome: Outcome<'_>) -> anyhow::Result<Vec<u8>> {
+        let record = Record::new(&self.requests[index], outcome);
         Ok(serde_json::to_vec(&record)?)
     }
 }
@@ -220,18 +183,14 @@ impl Job {
             let known = self.prompt_logprobs.iter().copied().map(Some);
             std::iter::once(None).chain(known).collect()
         };
-        let (finish, stop) = match reason {
-            EndReason::Stop => ("stop", None),
-            EndReason::StopText { index } => ("stop_text", Some(asked.stop_texts[index].as_str())),
-            EndReason::Length => ("length", None),
-            EndReason::Positions => ("positions", None),
-            // Nobody sets one, or goes away.
-            EndReason::Deadline | EndReason::Cancelled => ("cancelled", None),
+        let stop = match reason {
+            EndReason::StopText { index } => Some(asked.stop_texts[index].as_str()),
+            _ => None,
         };
         Outcome::Answer {
             text: &self.text,
             ids: &self.ids,
-            finish,
+            finish: reason.into(),
             stop,
             prompt_tokens: asked.prompt.len(),
             cached_tokens: self.cached,

@@ -17,7 +17,8 @@ use super::metrics::Metrics;
 use super::params::{Params, check_choices};
 use super::shutdown::{Gate, Pass};
 use super::template::ChatTemplate;
-use crate::sampling::{Recommended, SamplingArgs, quoted};
+use crate::sampling::{Recommended, SamplingArgs};
+use crate::values::quoted;
 
 /// The server.
 #[derive(Debug)]
@@ -46,7 +47,7 @@ pub(super) struct Limits {
     pub(super) body: usize,
     /// Tokens of a text where a client does not say.
     pub(super) new_tokens: usize,
-    /// Texts of one.
+    /// Texts of one: all have a place at the same time.
     pub(super) texts: usize,
     /// How long a request takes.
     pub(super) time: Option<Duration>,
@@ -183,19 +184,23 @@ impl App {
     fn new_tokens(&self, prompt: usize, order: &Order<'_>) -> Result<usize> {
         let most = self.engine.max_tokens();
         let room = most.saturating_sub(prompt);
-        let asked = order.params.max_tokens;
-        let new = asked.unwrap_or_else(|| self.limits.new_tokens.min(room));
-        if prompt <= most && new <= room && (new > 0 || asked.is_some()) {
-            return Ok(new);
-        }
-        let text = match asked {
-            Some(new) if prompt < most => {
-                format!("the prompt has {prompt} tokens, and {new} are to follow")
+        match order.params.max_tokens {
+            Some((_, new)) if new <= room && prompt <= most => Ok(new),
+            None if room > 0 => Ok(self.limits.new_tokens.min(room)),
+            Some((field, new)) if room > 0 => {
+                let message = format!(
+                    "expected at most {room}, as the prompt takes {prompt} of {most} tokens, got {new}"
+                );
+                Err(ApiError::too_long(field, message))
             }
-            _ => format!("the prompt has {prompt} tokens"),
-        };
-        let message = format!("{text}: expected at most {most} in all");
-        Err(ApiError::too_long(order.param, message))
+            _ => {
+                let message = format!(
+                    "the prompt has {prompt} tokens, and 1 or more are to follow: expected at most {most} in \
+                     all"
+                );
+                Err(ApiError::too_long(order.param, message))
+            }
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use super::answers::QUEUE;
 use super::app::Limits;
 use super::body::WHOLE;
 use super::connections::{HEAD, SPARE, STALL};
+use super::linger::WHILE;
 use super::params::{MAX_CHOICES, MAX_STOPS};
 use super::respond::KEEP_ALIVE;
 use crate::flags;
@@ -29,8 +30,8 @@ const TOKENS_EACH: usize = 4096;
 
 /// What `--help` says behind the flags.
 fn after_help() -> String {
-    let [head, body, stall, keep_alive, last] =
-        [HEAD, WHOLE, STALL, KEEP_ALIVE, LAST_BYTES].map(|time| time.as_secs());
+    let [head, body, linger, stall, keep_alive, last] =
+        [HEAD, WHOLE, WHILE, STALL, KEEP_ALIVE, LAST_BYTES].map(|time| time.as_secs());
     format!(
         "\
 Paths:
@@ -60,8 +61,11 @@ Limits beside those of the flags:
   a request's head                   comes within {head} s, also from one request to the next. What is
                                      no HTTP gets a status and no body
   a request's body                   comes within {body} s. One that is too long by its content-length
-                                     is not read
-  texts of a request                 {MAX_CHOICES}, and no more than --max-waiting: prompts times n
+                                     is not read. Of a request that is refused before its body came,
+                                     the rest is taken and forgotten for {linger} s, so that the client
+                                     gets to the answer
+  texts of a request                 the smaller of {MAX_CHOICES} and of --max-running and --max-waiting
+                                     together: prompts times n
   stop texts of a request            {MAX_STOPS}
   readers                            are given up after {stall} s in which they took nothing, or once {QUEUE}
                                      tokens of each text wait for them. A stream that has nothing to
@@ -70,9 +74,10 @@ Limits beside those of the flags:
                                      100 Continue before its answer, which tells whether it is there
 
 SIGTERM or SIGINT: requests that run come to their ends, others are refused; a second one, or the end
-of --grace, ends the program at once. Else connections have {last} s for their last bytes. The exit
-status is 0 if all requests that ran came to their ends, and 1 if some were cut off or the server
-could not start; 2 is for flags."
+of --grace, ends the program at once. Behind the last request, connections have {last} s for their last
+bytes, or what is left of --grace where that is less; one that has sent half of a request is among
+them. The exit status is 0 if all requests that ran came to their ends, and 1 if some were cut off or
+the server could not start; 2 is for flags."
     )
 }
 
@@ -102,8 +107,8 @@ pub struct ServeArgs {
     /// Other users of the machine can read command lines: the variable is for secrets.
     #[arg(long, value_name = "KEY", env = "REPLAY_API_KEY", hide_env_values = true, value_parser = flags::text(key), allow_hyphen_values = true)]
     pub api_key: Option<String>,
-    /// Length of a request's body at most: 4MiB or a number of bytes, for instance.
-    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = flags::text(str::parse::<Bytes>), allow_hyphen_values = true)]
+    /// Length of a request's body at most, 1 byte or above: 4MiB or a number of bytes, for instance.
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = flags::text(body), allow_hyphen_values = true)]
     pub max_body: Bytes,
     /// Connections at a time at most, 1 or above. Beyond these, /health and /metrics answer still.
     #[arg(long, value_name = "N", default_value = "256", value_parser = flags::text(connections), allow_hyphen_values = true)]
@@ -114,8 +119,8 @@ pub struct ServeArgs {
     /// Texts that wait beside these at most, 1 or above; a request whose texts find no place is refused.
     #[arg(long, value_name = "N", default_value = "256", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
     pub max_waiting: NonZeroUsize,
-    /// Tokens that all texts in the KV cache can have together, prompts and outputs [default: 4096 for
-    /// each of --max-running].
+    /// Tokens that all texts in the KV cache can have together, prompts and outputs, 1 or above, rounded
+    /// up to whole pages of 128 or more [default: 4096 for each of --max-running].
     #[arg(long, value_name = "N", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
     pub cache_tokens: Option<NonZeroUsize>,
     /// Tokens to generate at most where a request does not say, 1 or above.
@@ -185,7 +190,8 @@ impl ServeArgs {
             texts: self
                 .max_running
                 .get()
-                .saturating_add(self.max_waiting.get()),
+                .saturating_add(self.max_waiting.get())
+                .min(MAX_CHOICES),
             time: self
                 .request_timeout
                 .map(|seconds| Duration::from_secs(seconds.get().into())),
@@ -262,6 +268,14 @@ fn not_empty(text: &str) -> Result<String, String> {
     match text {
         "" => Err("expected a text that is not empty".to_owned()),
         text => Ok(text.to_owned()),
+    }
+}
+
+/// No request has a body of no length.
+fn body(text: &str) -> Result<Bytes, String> {
+    match text.parse()? {
+        Bytes(0) => Err("expected 1 byte or more".to_owned()),
+        bytes => Ok(bytes),
     }
 }
 

@@ -57,7 +57,8 @@ impl Chat {
     fn parse(body: &[u8], app: &App) -> Result<Self> {
         let mut fields = Fields::parse(body)?;
         app.check_model(&mut fields)?;
-        let params = Params::take(&mut fields, &["max_tokens", "max_completion_tokens"])?;
+        let names = ["max_tokens", "max_completion_tokens"];
+        let params = Params::take(&mut fields, &names, app.limits.texts)?;
         let logprobs = fields.take("logprobs", "true or false", Value::as_bool)?;
         alternatives(&mut fields, "top_logprobs")?;
         for (name, neutral) in neutral() {

@@ -15,6 +15,7 @@ use super::params::{Params, alternatives, check_choices};
 use super::peer::Peer;
 use super::reply::{Echo, Reply};
 use super::{body, respond, work};
+use crate::values;
 
 /// What a client asks for.
 struct Completion {
@@ -66,7 +67,7 @@ impl Completion {
     fn parse(body: &[u8], app: &App) -> Result<Self> {
         let mut fields = Fields::parse(body)?;
         app.check_model(&mut fields)?;
-        let params = Params::take(&mut fields, &["max_tokens"])?;
+        let params = Params::take(&mut fields, &["max_tokens"], app.limits.texts)?;
         let Some(prompt) = fields.value("prompt") else {
             return Err(ApiError::field("prompt", "expected a text, got none"));
         };
@@ -129,26 +130,30 @@ fn prompts(value: &Value) -> Result<Vec<Prompt>> {
                 "prompt",
                 "expected 1 prompt or more, got an empty list",
             )),
-            Some(Value::Number(_)) => {
-                let ids = ids(value).ok_or_else(|| refuse(value))?;
-                Ok(vec![Prompt::Ids(ids)])
-            }
+            Some(Value::Number(_)) => Ok(vec![ids("prompt", list)?]),
             Some(Value::String(_)) => {
                 let texts = list.iter().map(|one| text(one).map(Prompt::Text));
                 texts.collect::<Option<_>>().ok_or_else(|| refuse(value))
             }
             Some(_) => {
-                let lists = list.iter().map(|one| ids(one).map(Prompt::Ids));
-                lists.collect::<Option<_>>().ok_or_else(|| refuse(value))
+                let ids = |(number, one): (usize, &Value)| {
+                    let list = one.as_array().ok_or_else(|| refuse(value))?;
+                    ids(&format!("prompt[{number}]"), list)
+                };
+                list.iter().enumerate().map(ids).collect()
             }
         },
         other => Err(refuse(other)),
     }
 }
 
-fn ids(value: &Value) -> Option<Vec<u32>> {
-    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-    value.as_array()?.iter().map(id).collect()
+/// A prompt of token ids, whose list is at `path`.
+fn ids(path: &str, list: &[Value]) -> Result<Prompt> {
+    let ids = values::ids(list).map_err(|(index, fault)| {
+        let path = format!("{path}[{index}]");
+        ApiError::field(path, fault)
+    })?;
+    Ok(Prompt::Ids(ids))
 }
 
 #[cfg(test)]
@@ -173,6 +178,7 @@ mod tests {
             json!([5, -1]),
             json!([5, 4_294_967_296u64]),
             json!([[5], "a"]),
+            json!([[5], [6, -1]]),
             json!([null]),
         ]
         .map(|value| prompts(&value).unwrap_err().message);
@@ -180,9 +186,10 @@ mod tests {
         prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got 5
         prompt: expected 1 prompt or more, got an empty list
         prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got ["a",5]
-        prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got [5,-1]
-        prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got [5,4294967296]
+        prompt[1]: expected a whole number, 0 or above, got -1
+        prompt[1]: expected at most 4294967295, got 4294967296
         prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got [[5],"a"]
+        prompt[1][1]: expected a whole number, 0 or above, got -1
         prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got [null]
         "#);
     }

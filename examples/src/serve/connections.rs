@@ -19,6 +19,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_io_timeout::TimeoutStream;
 
+use super::metrics::TurnedAway;
 use super::peer::Stream;
 
 /// A client that does not send the head of a request within this time is gone, also between two
@@ -81,12 +82,19 @@ pub(super) struct Connections {
     places: Arc<Semaphore>,
     spare_places: Arc<Semaphore>,
     open: Gauge,
+    turned_away: TurnedAway,
 }
 
 impl Connections {
     /// At most `most` at a time, which `router` serves and `open` counts; `spare` serves some beyond
-    /// these, for one request each.
-    pub(super) fn new(router: Router, most: usize, spare: Router, open: Gauge) -> Self {
+    /// these, for one request each. All that are beyond are counted as `turned_away`.
+    pub(super) fn new(
+        router: Router,
+        most: usize,
+        spare: Router,
+        open: Gauge,
+        turned_away: TurnedAway,
+    ) -> Self {
         Self {
             router,
             spare_router: spare,
@@ -94,6 +102,7 @@ impl Connections {
             places: Arc::new(Semaphore::new(most)),
             spare_places: Arc::new(Semaphore::new(SPARE)),
             open,
+            turned_away,
         }
     }
 
@@ -111,7 +120,11 @@ impl Connections {
             };
             if let Ok(place) = self.places.clone().try_acquire_owned() {
                 self.serve(stream, place);
-            } else if let Ok(place) = self.spare_places.clone().try_acquire_owned() {
+                continue;
+            }
+            let spare = self.spare_places.clone().try_acquire_owned();
+            self.turned_away.count(spare.is_ok());
+            if let Ok(place) = spare {
                 self.serve_spare(stream, place);
             }
         }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::{ApiError, Result};
-use crate::sampling::quoted;
+use crate::values::{self, quoted};
 use crate::{io, json};
 
 /// What some programs write before a text in UTF-8.
@@ -69,7 +69,7 @@ impl Fields {
 
     /// The name of a field as messages show it.
     pub(super) fn path(&self, name: &str) -> String {
-        format!("{}{}", self.prefix, io::beginning(name))
+        format!("{}{}", self.prefix, io::named(name))
     }
 
     /// A refusal of a field.
@@ -92,13 +92,33 @@ impl Fields {
         what: &str,
         parse: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Option<T>> {
-        let Some(value) = self.value(name) else {
-            return Ok(None);
-        };
-        match parse(&value) {
-            Some(parsed) => Ok(Some(parsed)),
-            None => Err(self.refuse(name, &expected(what, &value))),
-        }
+        self.take_or(name, |value| {
+            parse(value).ok_or_else(|| expected(what, value))
+        })
+    }
+
+    /// The same where `parse` says itself what it expected and what came.
+    ///
+    /// # Errors
+    /// What it says.
+    pub(super) fn take_or<T>(
+        &mut self,
+        name: &str,
+        parse: impl FnOnce(&Value) -> std::result::Result<T, String>,
+    ) -> Result<Option<T>> {
+        let value = self.value(name);
+        let parsed = value.as_ref().map(parse).transpose();
+        parsed.map_err(|fault| self.refuse(name, &fault))
+    }
+
+    /// A whole number within `least..=most`.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(super) fn count(&mut self, name: &str, least: usize, most: usize) -> Result<Option<usize>> {
+        let range = least as u64..=most as u64;
+        let number = self.take_or(name, |value| values::whole(range, value))?;
+        Ok(number.map(|number| usize::try_from(number).expect("it is within the range")))
     }
 
     /// Passes over a field that asks for nothing.
@@ -170,11 +190,6 @@ fn same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// A whole number, 0 or above.
-pub(super) fn whole(value: &Value) -> Option<usize> {
-    value.as_u64().and_then(|n| usize::try_from(n).ok())
-}
-
 /// A text.
 pub(super) fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
@@ -225,13 +240,11 @@ mod tests {
     #[test]
     fn what_nobody_took_is_unknown() {
         let mut fields = of(json!({"a": 1, "b": null, "c": 2}));
-        assert_eq!(
-            fields.take("a", "a whole number", whole).ok(),
-            Some(Some(1))
-        );
+        assert_eq!(fields.count("a", 0, 1).ok(), Some(Some(1)));
         fields.ignore(&["c"]);
         assert!(fields.finish().is_ok());
         insta::assert_snapshot!(message(of(json!({"max_token\n": 5})).finish()), @r#"max_token\n: no field of this name is known [Some("max_token\\n"), Some("unknown_parameter")]"#);
+        insta::assert_snapshot!(message(of(json!({"": 5})).finish()), @r#""": no field of this name is known [Some("\"\""), Some("unknown_parameter")]"#);
         let long = message(of(json!({"é".repeat(100_000): 5})).finish());
         assert!(long.len() < 400, "{} bytes", long.len());
     }

@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use hyper::body::{Body as _, Frame, SizeHint};
 
 /// How long.
-const WHILE: Duration = Duration::from_secs(10);
+pub(super) const WHILE: Duration = Duration::from_secs(10);
 
 /// A body of which what is left is read and forgotten, once nobody wants it any more.
 struct Lingering {

@@ -29,6 +29,32 @@ pub(super) struct Metrics {
     next_token: Histogram,
     /// Connections that are open.
     pub(super) connections: Gauge,
+    pub(super) turned_away: TurnedAway,
+}
+
+/// Connections beyond those that there may be.
+#[derive(Debug, Clone)]
+pub(super) struct TurnedAway(Family<Labels<1>, Counter>);
+
+impl TurnedAway {
+    fn new() -> Self {
+        let new = Self(Family::default());
+        // Who watches how they grow sees the first, too.
+        for spare in [true, false] {
+            new.0.get_or_create(&Self::label(spare)).inc_by(0);
+        }
+        new
+    }
+
+    /// Counts one, by whether it got a spare place; else it was closed.
+    pub(super) fn count(&self, spare: bool) {
+        self.0.get_or_create(&Self::label(spare)).inc();
+    }
+
+    fn label(spare: bool) -> Labels<1> {
+        let place = if spare { "spare" } else { "none" };
+        [("place", place.into())]
+    }
 }
 
 impl Metrics {
@@ -60,6 +86,12 @@ impl Metrics {
             "Connections that are open",
             connections.clone(),
         );
+        let turned_away = TurnedAway::new();
+        registry.register(
+            "connections_turned_away",
+            "Connections beyond --max-connections: with a spare place, for one answer, or with none",
+            turned_away.0.clone(),
+        );
         Self {
             registry,
             responses,
@@ -67,6 +99,7 @@ impl Metrics {
             first_token,
             next_token,
             connections,
+            turned_away,
         }
     }
 

@@ -30,7 +30,7 @@ mod shutdown;
 mod template;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use deepseek_model::engine::Engine;
@@ -58,7 +58,7 @@ const THREADS: usize = 2;
 /// Threads for long texts, which become tokens there.
 const BLOCKING_THREADS: usize = 2;
 
-/// What connections get to hand out their last bytes.
+/// What connections get to hand out their last bytes, if as much is left of `--grace`.
 const LAST_BYTES: Duration = Duration::from_secs(5);
 
 /// What would help against a lack of memory.
@@ -176,10 +176,13 @@ async fn serve(
     let mut signals = Signals::watch().context("cannot watch for signals")?;
     let address = socket.local_addr().context("cannot listen")?;
     let listener = connections::listen(socket).with_context(|| args.listening(address))?;
-    let open = app.metrics.connections.clone();
+    let (open, turned_away) = (
+        app.metrics.connections.clone(),
+        app.metrics.turned_away.clone(),
+    );
     let (router, most) = (routes::router(app.clone()), args.max_connections);
     let spare = routes::spare_router(app.clone(), most);
-    let connections = Connections::new(router, most, spare, open);
+    let connections = Connections::new(router, most, spare, open, turned_away);
     // Who starts the server need not read it.
     let _ = writeln!(io.out, "listening on http://{address}").and_then(|()| io.out.flush());
 
@@ -191,6 +194,7 @@ async fn serve(
     let _ = writeln!(io.err, "ending: requests that run have {} s", args.grace);
     // Still accepts, so that who asks is told.
     let grace = Duration::from_secs(args.grace.into());
+    let begun = Instant::now();
     let finished = tokio::select! {
         never = connections.accept(&listener) => match never {},
         finished = within(grace, &mut signals, passed.done()) => finished,
@@ -200,7 +204,8 @@ async fn serve(
         bail!("ended with requests that had not come to their ends");
     }
     // Of a client that does not take its answer, or has not sent all of a request.
-    if !within(LAST_BYTES, &mut signals, connections.close()).await {
+    let left = grace.saturating_sub(begun.elapsed()).min(LAST_BYTES);
+    if !within(left, &mut signals, connections.close()).await {
         let _ = writeln!(io.err, "ended with connections that were open");
     }
     Ok(())

@@ -3,13 +3,14 @@
 use serde_json::{Value, json};
 
 use super::error::{ApiError, Result};
-use super::fields::{Fields, UNSUPPORTED, text, whole};
+use super::fields::{Fields, UNSUPPORTED, expected, text};
 use crate::sampling::SamplingArgs;
+use crate::values;
 
 /// Texts that end an output, at most.
 pub(super) const MAX_STOPS: usize = 4;
 
-/// Texts that one request can ask for, at most.
+/// Texts that one request can ask for, at most, where more can run and wait.
 pub(super) const MAX_CHOICES: usize = 128;
 
 /// Fields that change nothing here, whatever they say: who asks, and how OpenAI bills and stores it.
@@ -29,8 +30,8 @@ const IGNORED: [&str; 8] = [
 pub(super) struct Params {
     /// Texts for each prompt.
     pub(super) n: usize,
-    /// As given.
-    pub(super) max_tokens: Option<usize>,
+    /// As given, behind the field's name.
+    pub(super) max_tokens: Option<(&'static str, usize)>,
     /// Temperature, top-k and top-p, as given.
     pub(super) sampling: SamplingArgs,
     /// As given.
@@ -42,22 +43,18 @@ pub(super) struct Params {
 }
 
 impl Params {
-    /// Takes the fields out of a request. `max_tokens` has one of these names, of which the last counts.
+    /// Takes the fields out of a request, which may ask for so many `texts`. `max_tokens` has one of these
+    /// names.
     ///
     /// # Errors
     /// Names the field.
-    pub(super) fn take(fields: &mut Fields, max_tokens: &[&str]) -> Result<Self> {
-        let mut most = None;
-        for name in max_tokens {
-            let given = fields.take(name, "a whole number, 0 or above", whole)?;
-            most = given.or(most);
-        }
-        let n = fields.take("n", "a whole number, 1 or above", positive)?;
-        let n = n.unwrap_or(1);
-        if n > MAX_CHOICES {
-            let message = format!("expected at most {MAX_CHOICES}, got {n}");
-            return Err(fields.refuse("n", &message));
-        }
+    pub(super) fn take(
+        fields: &mut Fields,
+        max_tokens: &[&'static str],
+        texts: usize,
+    ) -> Result<Self> {
+        let most = self::max_tokens(fields, max_tokens)?;
+        let n = fields.count("n", 1, texts)?.unwrap_or(1);
         let stream = fields.take("stream", "true or false", Value::as_bool)?;
         let params = Self {
             n,
@@ -93,6 +90,29 @@ fn neutral() -> [(&'static str, Vec<Value>); 10] {
     ]
 }
 
+/// The field of one of these names. Of two that differ, none can be what is meant.
+fn max_tokens(
+    fields: &mut Fields,
+    names: &[&'static str],
+) -> Result<Option<(&'static str, usize)>> {
+    let mut most = None;
+    for &name in names {
+        let Some(given) = fields.count(name, 0, usize::MAX)? else {
+            continue;
+        };
+        match most {
+            Some((before, other)) if other != given => {
+                let message = format!(
+                    "expected {other}, as {before} says, or one of both fields, got {given}"
+                );
+                return Err(fields.refuse(name, &message));
+            }
+            _ => most = Some((name, given)),
+        }
+    }
+    Ok(most)
+}
+
 fn sampling(fields: &mut Fields) -> Result<SamplingArgs> {
     let sampling = SamplingArgs {
         temperature: fields.take("temperature", "a number, 0 or above", |value| {
@@ -103,20 +123,16 @@ fn sampling(fields: &mut Fields) -> Result<SamplingArgs> {
         })?,
         ..SamplingArgs::default()
     };
-    let top_k = fields.take(
-        "top_k",
-        "a whole number, 1 or above, or 0 or -1 for all",
+    let most = usize::MAX;
+    let top_k = fields.take_or("top_k", |value| match value.as_i64() {
         // All tokens are those of a vocabulary, so that a checkpoint's own number does not stand in.
-        |value| match (value.as_i64(), whole(value)) {
-            (Some(-1 | 0), _) => Some(usize::MAX),
-            (_, many) => many,
-        },
-    )?;
+        Some(-1 | 0) => Ok(most),
+        _ => values::whole_from(1, value).map_err(|_| {
+            let what = "a whole number, 1 or above, or 0 or -1 for all";
+            values::not_above(most as u64, value).unwrap_or_else(|| expected(what, value))
+        }),
+    })?;
     Ok(SamplingArgs { top_k, ..sampling })
-}
-
-fn positive(value: &Value) -> Option<usize> {
-    whole(value).filter(|n| *n > 0)
 }
 
 /// OpenAI's seeds may be below zero.
@@ -139,7 +155,8 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>> {
         return Err(fields.refuse("stop", &message));
     }
     if stops.iter().any(String::is_empty) {
-        return Err(fields.refuse("stop", "expected texts that are not empty"));
+        let message = "expected texts that are not empty, got \"\"";
+        return Err(fields.refuse("stop", message));
     }
     Ok(stops)
 }
@@ -150,7 +167,7 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>> {
 /// # Errors
 /// It asks for some.
 pub(super) fn alternatives(fields: &mut Fields, name: &str) -> Result<Option<usize>> {
-    let asked = fields.take(name, "a whole number, 0 or above", whole)?;
+    let asked = fields.count(name, 0, usize::MAX)?;
     match asked {
         Some(number @ 1..) => Err(ApiError {
             code: Some(UNSUPPORTED),
@@ -178,9 +195,8 @@ fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool> {
     Ok(include.unwrap_or(false))
 }
 
-/// Refuses a request for more texts than one can ask for.
+/// Refuses a request for more texts than the `most` that one can ask for.
 pub(super) fn check_choices(prompts: usize, n: usize, most: usize) -> Result<()> {
-    let most = most.min(MAX_CHOICES);
     match prompts.saturating_mul(n) {
         texts if texts > most => Err(ApiError::field(
             if prompts > 1 { "prompt" } else { "n" },
@@ -196,7 +212,8 @@ mod tests {
 
     fn take(value: Value) -> std::result::Result<Params, String> {
         let mut fields = Fields::of(String::new(), value).ok().unwrap();
-        let params = Params::take(&mut fields, &["max_tokens", "max_completion_tokens"]);
+        let names = ["max_tokens", "max_completion_tokens"];
+        let params = Params::take(&mut fields, &names, MAX_CHOICES);
         let params = params.and_then(|params| fields.finish().map(|()| params));
         params.map_err(|error| error.message)
     }
@@ -214,13 +231,17 @@ mod tests {
             json!({"stop_token_ids": [5]}),
             json!({"max_token": 5}),
             json!({"n": 129}),
+            json!({"n": 1e9}),
             json!({"n": 0}),
             json!({"temperature": -1}),
             json!({"temperature": "0"}),
             json!({"top_p": 0}),
             json!({"top_k": 1.5}),
+            json!({"top_k": 1e30}),
             json!({"seed": 1.5}),
             json!({"max_tokens": -1}),
+            json!({"max_tokens": 1e30}),
+            json!({"max_tokens": 5, "max_completion_tokens": 6}),
             json!({"stop": ["a", 1]}),
             json!({"stop": ["a", "b", "c", "d", "e"]}),
             json!({"stop": ""}),
@@ -239,16 +260,20 @@ mod tests {
         stop_token_ids: not supported: expected [], or no such field, got [5]
         max_token: no field of this name is known
         n: expected at most 128, got 129
+        n: expected at most 128, got 1000000000.0
         n: expected a whole number, 1 or above, got 0
         temperature: expected a number, 0 or above, got -1
         temperature: expected a number, 0 or above, got "0"
         top_p: expected a number above 0 and at most 1, got 0
         top_k: expected a whole number, 1 or above, or 0 or -1 for all, got 1.5
+        top_k: expected at most 18446744073709551615, got 1e+30
         seed: expected a whole number of 64 bits, got 1.5
         max_tokens: expected a whole number, 0 or above, got -1
+        max_tokens: expected at most 18446744073709551615, got 1e+30
+        max_completion_tokens: expected 5, as max_tokens says, or one of both fields, got 6
         stop: expected a text, or a list of texts, got ["a",1]
         stop: expected at most 4 texts, got 5
-        stop: expected texts that are not empty
+        stop: expected texts that are not empty, got ""
         stream: expected true or false, got 1
         stream_options: expected only where stream is true
         stream_options.include_usage: expected true or false, got 1
@@ -263,12 +288,12 @@ mod tests {
             "presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "min_p": 0,
             "user": "someone", "metadata": {"a": 1}, "store": false, "service_tier": "auto",
             "stop": null, "n": null, "stream_options": null, "seed": -3, "top_k": -1,
-            "max_tokens": 5, "max_completion_tokens": 6,
+            "max_tokens": 6, "max_completion_tokens": 6,
         }))
         .unwrap();
         assert_eq!(
             (params.n, params.max_tokens, params.stop.len()),
-            (1, Some(6), 0)
+            (1, Some(("max_completion_tokens", 6)), 0)
         );
         assert_eq!(params.seed, Some((-3i64) as u64));
         for (given, expected) in [
@@ -297,7 +322,7 @@ mod tests {
         let most = take(json!({"top_k": u64::MAX, "max_tokens": u64::MAX})).unwrap();
         assert_eq!(
             (most.sampling.top_k, most.max_tokens),
-            (Some(usize::MAX), Some(usize::MAX))
+            (Some(usize::MAX), Some(("max_tokens", usize::MAX)))
         );
     }
 }

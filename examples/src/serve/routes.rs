@@ -15,7 +15,7 @@ use super::app::App;
 use super::error::{ApiError, Result, json_response};
 use super::linger::lingering;
 use super::{chat, completions, metrics};
-use crate::sampling::quoted;
+use crate::values::quoted;
 
 /// Of a body that is not read, this many times what is allowed is forgotten.
 const FORGOTTEN: usize = 16;

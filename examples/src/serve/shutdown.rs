@@ -100,6 +100,8 @@ pub(super) async fn within(
     work: impl Future<Output = ()>,
 ) -> bool {
     tokio::select! {
+        // Work that is done is done, also where there is no time for any.
+        biased;
         () = work => true,
         () = signals.next() => false,
         () = tokio::time::sleep(grace) => false,

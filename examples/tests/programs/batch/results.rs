@@ -66,6 +66,14 @@ fn a_run_goes_on_where_one_was_ended() {
         in_order(records(&batch.read("out.jsonl"))),
         in_order(records(&whole))
     );
+    // Behind all results they stand for none.
+    batch.write("out.jsonl", &(whole.clone() + "\0\0\0"));
+    let said = batch.resume(&[]);
+    insta::assert_snapshot!(said.trim_end(), @r"
+    note: --output DIR/out.jsonl line 7: zeros behind the last result are cut off
+    batch    6 requests: 0 answered, 6 had results before
+    ");
+    assert_eq!(batch.read("out.jsonl"), whole);
 }
 
 /// Results that waited for an earlier one when a run was ended are not computed again, whichever order is
@@ -150,6 +158,63 @@ fn the_file_of_what_waits_is_told_with_its_flag() {
     std::fs::remove_dir(batch.path("out.jsonl.pending")).unwrap();
     batch.write("out.jsonl.pending", "of mine\n");
     insta::assert_snapshot!(batch.refused(&[]), @"--output DIR/out.jsonl, DIR/out.jsonl.pending line 1: expected a result of a batch, got something else: choose another file");
+}
+
+/// A line that would count as a result and is none would never be computed: whoever reads the file finds out
+/// when the run is long over.
+#[test]
+fn damaged_results_are_refused() {
+    let lines = [
+        json!({"prompt": "a", "logprobs": true}),
+        json!({"prompt": text(0, 30), "stop": [" ", "e", "a", "o"]}),
+    ];
+    let batch = Batch::new(&lines, &["--greedy", "--max-new-tokens", "60"]);
+    batch.resume(&["--order", "input"]);
+    let whole = records(&batch.read("out.jsonl"));
+    assert_eq!(whole[1]["finish"], "stop_text");
+    let write = |results: &[Value]| {
+        let lines = results.iter().map(|result| format!("{result}\n"));
+        let text: String = lines.collect();
+        batch.write("out.jsonl", &text);
+        text
+    };
+    let check = |index: usize, field: &str, value: Option<Value>| {
+        let mut results = whole.clone();
+        let result = results[index].as_object_mut().unwrap();
+        match value {
+            Some(value) => result.insert(field.to_owned(), value),
+            None => result.remove(field),
+        };
+        let text = write(&results);
+        let refused = batch.refused(&[]);
+        assert_eq!(batch.read("out.jsonl"), text);
+        refused
+    };
+    let fields = [0, 1].map(|index| {
+        let fields = whole[index].as_object().unwrap().keys();
+        let without = fields.map(move |field| (index, field.as_str(), None));
+        without.collect::<Vec<_>>()
+    });
+    let altered = [
+        ("line", json!(1)),
+        ("finish", json!("tired")),
+        ("finish", json!("length")),
+        ("text", json!(5)),
+        ("ids", json!([5, -1])),
+        ("error", json!("of mine")),
+        ("logprobs_nats", json!([])),
+        ("more", json!(1)),
+    ];
+    let altered = altered.map(|(field, value)| (1, field, Some(value)));
+    let told = fields.concat().into_iter().chain(altered);
+    let told: Vec<String> = told
+        .map(|(index, field, value)| check(index, field, value))
+        .collect();
+    insta::assert_snapshot!(told.join("\n"));
+    // As they were, they count.
+    write(&whole);
+    let said = batch.resume(&[]);
+    assert!(said.contains("0 answered, 2 had results before"), "{said}");
 }
 
 /// A file that is not of this batch is refused, and stays as it is.

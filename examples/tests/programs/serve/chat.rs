@@ -116,7 +116,7 @@ fn what_a_template_or_the_server_refuses_is_told() {
     400 invalid_request_error, unsupported_parameter, top_logprobs: top_logprobs: not supported: log-probabilities are those of the chosen tokens alone: expected 0, got 2
     400 invalid_request_error, unknown_parameter, prompt: prompt: no field of this name is known
     400 invalid_request_error, context_length_exceeded, messages: messages: the prompt has 5003 tokens: expected at most 4096
-    400 invalid_request_error, context_length_exceeded, messages: messages: the prompt has 2 tokens, and 4096 are to follow: expected at most 4096 in all
+    400 invalid_request_error, context_length_exceeded, max_tokens: max_tokens: expected at most 4094, as the prompt takes 2 of 4096 tokens, got 4096
     "#);
     let neutral = json!({"messages": user, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "top_logprobs": 0, "max_tokens": 1});
     assert_eq!(server.post(CHAT, &neutral).status, 200);

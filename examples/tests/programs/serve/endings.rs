@@ -2,6 +2,8 @@
 
 #![cfg(unix)]
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 use super::{Server, client::Response, long, long_stream};
@@ -73,12 +75,37 @@ fn a_second_signal_or_the_end_of_the_grace_period_ends_at_once() {
     }
 }
 
+/// Half a request is none that runs, and does not hold up the end for longer than all have.
+#[test]
+fn half_a_request_is_not_waited_for_beyond_the_grace_period() {
+    let mut server = Server::start(&["--grace", "1"]);
+    let mut half = server.connect();
+    half.send_text(&format!(
+        "POST {PATH} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n\
+         content-length: 100\r\n\r\n{{"
+    ));
+    server.wait_for("replay_connections", 2.0);
+    let begun = Instant::now();
+    server.signal("TERM");
+    let (code, told) = server.ended();
+    // What else ends takes a second at most; without a bound it were 5 s.
+    assert!(begun.elapsed() < Duration::from_secs(4), "{told}");
+    assert_eq!(code, Some(0), "nothing that ran was cut off: {told}");
+    assert!(
+        told.ends_with("\nended with connections that were open\n"),
+        "{told}"
+    );
+}
+
 /// An idle server has nothing to wait for, nor has one with connections that ask nothing.
 #[test]
 fn an_idle_server_ends() {
-    let mut server = Server::start(&[]);
-    let _idle = server.connect();
-    assert_eq!(server.get("/health").status, 200);
-    server.signal("TERM");
-    assert_eq!(server.ended().0, Some(0));
+    for grace in ["30", "0"] {
+        let mut server = Server::start(&["--grace", grace]);
+        let _idle = server.connect();
+        assert_eq!(server.get("/health").status, 200);
+        server.signal("TERM");
+        let (code, told) = server.ended();
+        assert_eq!(code, Some(0), "{told}");
+    }
 }

@@ -18,7 +18,12 @@ fn a_full_queue_is_told() {
     assert_eq!(refused.header("retry-after"), Some("1"));
     // More than there are ever places for is no matter of time.
     let refused = server.post(PATH, &json!({"prompt": "a", "n": 3}));
-    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: the request asks for 3 texts: expected at most 2");
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: expected at most 2, got 3");
+    // Also where as many are allowed elsewhere.
+    let refused = server.post(PATH, &json!({"prompt": "a", "n": 200}));
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: expected at most 2, got 200");
+    let refused = server.post(PATH, &json!({"prompt": ["a", "b", "c"]}));
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, prompt: prompt: the request asks for 3 texts: expected at most 2");
 }
 
 /// A request's texts come one after the other, faster than any can begin to run: those that find a
@@ -201,6 +206,18 @@ fn health_and_metrics_answer_while_others_hold_all_connections() {
         assert_eq!(connection.rest(), b"");
     }
     assert_eq!(server.get("/health").status, 200);
+    // Of 70 some had one of the 64 spare places, and those that had none left no other trace.
+    let counted = server.get("/metrics").body;
+    let of = |place: &str| -> u64 {
+        let sample = format!("replay_connections_turned_away_total{{place=\"{place}\"}} ");
+        let value = counted.lines().find_map(|line| line.strip_prefix(&sample));
+        value
+            .unwrap_or_else(|| panic!("{counted}"))
+            .parse()
+            .unwrap()
+    };
+    assert!(of("none") >= 6, "{counted}");
+    assert!(of("spare") >= 64, "{counted}");
 }
 
 /// Some clients, and proxies, end their side of the connection behind a request.

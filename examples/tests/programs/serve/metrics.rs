@@ -26,6 +26,7 @@ fn metrics_are_what_openmetrics_says() {
     insta::assert_snapshot!(kinds.iter().copied().collect::<Vec<_>>().join("\n"), @r"
     replay_cached_tokens counter
     replay_connections gauge
+    replay_connections_turned_away counter
     replay_generated_tokens counter
     replay_inter_token_seconds histogram
     replay_kv_pages gauge

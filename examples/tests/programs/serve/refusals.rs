@@ -40,13 +40,13 @@ fn bad_requests_are_refused_by_their_field() {
     400 invalid_request_error, -, prompt: prompt: expected a text, got none
     400 invalid_request_error, -, prompt: prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got 5
     400 invalid_request_error, -, prompt: prompt: expected 1 prompt or more, got an empty list
-    400 invalid_request_error, -, prompt: prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got [5,"a"]
+    400 invalid_request_error, -, prompt[1]: prompt[1]: expected a whole number, 0 or above, got "a"
     400 invalid_request_error, -, prompt: prompt: token id 2048 at index 0 is outside the vocabulary: expected less than 2048
     400 invalid_request_error, -, prompt: prompt: expected a text, a list of texts, a list of token ids, or a list of lists of token ids, got ["a",[1]]
     404 invalid_request_error, model_not_found, model: no model is called "gpt-4": expected "v41-demo"
     400 invalid_request_error, -, model: model: expected a text, got 4
     400 invalid_request_error, -, max_tokens: max_tokens: expected a whole number, 0 or above, got "5"
-    400 invalid_request_error, context_length_exceeded, prompt: prompt: the prompt has 2 tokens, and 4096 are to follow: expected at most 4096 in all
+    400 invalid_request_error, context_length_exceeded, max_tokens: max_tokens: expected at most 4094, as the prompt takes 2 of 4096 tokens, got 4096
     400 invalid_request_error, -, n: n: expected at most 128, got 200
     400 invalid_request_error, unsupported_parameter, logprobs: logprobs: not supported: log-probabilities are those of the chosen tokens alone: expected 0, got 3
     400 invalid_request_error, -, logprobs: logprobs: expected a whole number, 0 or above, got true
@@ -61,6 +61,20 @@ fn bad_requests_are_refused_by_their_field() {
     insta::assert_snapshot!(ask(&far), @"400 invalid_request_error, context_length_exceeded, prompt: prompt: expected a text of at most 4096 tokens of 29 bytes or less, so 118784 bytes, got 2500000 bytes");
     let several = json!({"prompt": ["a", "word ".repeat(5000)]}).to_string();
     insta::assert_snapshot!(ask(&several), @"400 invalid_request_error, context_length_exceeded, prompt[1]: prompt[1]: the prompt has 5003 tokens: expected at most 4096");
+    // All positions, so that none is left for what is asked for.
+    for more in [
+        json!({}),
+        json!({"max_tokens": 1}),
+        json!({"max_tokens": 5000}),
+    ] {
+        let mut body = json!({"prompt": vec![5; 4096]});
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(ask(&body.to_string()), @"400 invalid_request_error, context_length_exceeded, prompt: prompt: the prompt has 4096 tokens, and 1 or more are to follow: expected at most 4096 in all");
+        }
+    }
     let many = json!({"prompt": vec!["a"; 129]}).to_string();
     insta::assert_snapshot!(ask(&many), @"400 invalid_request_error, -, prompt: prompt: the request asks for 129 texts: expected at most 128");
     // None of them left anything behind.
@@ -69,6 +83,9 @@ fn bad_requests_are_refused_by_their_field() {
         server.complete(&json!({"prompt": "", "max_tokens": 1}))["usage"]["prompt_tokens"],
         1
     );
+    // Nothing need follow a prompt that takes all positions.
+    let whole = json!({"prompt": vec![5; 4096], "max_tokens": 0});
+    assert_eq!(server.complete(&whole)["usage"]["completion_tokens"], 0);
 }
 
 /// What a batch takes (`batch::answers`).
@@ -226,6 +243,7 @@ fn flags_that_cannot_be_are_refused() {
     let text = refuse(&["--port", &port]).replace(&port, "PORT");
     insta::assert_snapshot!(text, @"error: --host 127.0.0.1, --port PORT: cannot listen at 127.0.0.1:PORT: Address already in use (os error 98)");
     insta::assert_snapshot!(refuse(&["--host", ""]), @"error: invalid value '' for '--host <ADDRESS>': expected a text that is not empty");
+    insta::assert_snapshot!(refuse(&["--max-body", "0"]), @"error: invalid value '0' for '--max-body <BYTES>': expected 1 byte or more");
     insta::assert_snapshot!(refuse(&["--api-key", "a b"]), @"error: invalid value 'a b' for '--api-key <KEY>': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
     // It names what is wrong, and does not show what may be all but the key.
     insta::assert_snapshot!(with_key(Some(""), &[]), @"error: invalid value '' for 'REPLAY_API_KEY': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");

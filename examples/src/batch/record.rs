@@ -1,0 +1,189 @@
+//! A line of results: how it is written, and what makes one that was read a result of its request.
+
+use anyhow::{bail, ensure};
+use deepseek_model::engine::EndReason;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::id::Id;
+use super::request::Request;
+use crate::io;
+
+/// What can be done about a line that is not what it should be.
+const REMEDY: &str = "choose another file, or remove the line";
+
+/// Of a line of another kind.
+pub(super) const NO_RESULT: &str =
+    "expected a result of a batch, got something else: choose another file";
+
+/// What came of a request: a line of JSON. Its first field is how such lines are told from others.
+#[derive(Serialize)]
+pub(super) struct Record<'a> {
+    line: usize,
+    id: &'a Id,
+    request: &'a str,
+    #[serde(flatten)]
+    outcome: Outcome<'a>,
+}
+
+/// What a record says beside which request it answers.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Outcome<'a> {
+    Answer {
+        text: &'a str,
+        ids: &'a [u32],
+        finish: Finish,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        stop: Option<&'a str>,
+        prompt_tokens: usize,
+        cached_tokens: usize,
+        time_to_first_token_s: Option<f64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        prompt_logprobs_nats: Option<Vec<Option<f32>>>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        logprobs_nats: Option<&'a [f32]>,
+    },
+    Error {
+        error: String,
+    },
+}
+
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Finish {
+    Stop,
+    StopText,
+    Length,
+    Positions,
+    /// Nobody sets a deadline, or goes away.
+    Cancelled,
+}
+
+impl From<EndReason> for Finish {
+    fn from(reason: EndReason) -> Self {
+        match reason {
+            EndReason::Stop => Self::Stop,
+            EndReason::StopText { .. } => Self::StopText,
+            EndReason::Length => Self::Length,
+            EndReason::Positions => Self::Positions,
+            EndReason::Deadline | EndReason::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+impl<'a> Record<'a> {
+    pub(super) fn new(request: &'a Request, outcome: Outcome<'a>) -> Self {
+        Self {
+            line: request.line,
+            id: &request.id,
+            request: &request.digest,
+            outcome,
+        }
+    }
+}
+
+/// The fields that a line of results has, whether it is an answer or an error.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Known {
+    line: usize,
+    pub(super) id: Id,
+    request: String,
+    error: Option<String>,
+    text: Option<String>,
+    ids: Option<Vec<u32>>,
+    finish: Option<Finish>,
+    stop: Option<String>,
+    prompt_tokens: Option<usize>,
+    cached_tokens: Option<usize>,
+    /// Whether it is there, be it null.
+    #[serde(default, deserialize_with = "seconds")]
+    time_to_first_token_s: bool,
+    // A number that JSON has none for is null.
+    prompt_logprobs_nats: Option<Vec<Option<f32>>>,
+    logprobs_nats: Option<Vec<Option<f32>>>,
+}
+
+fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    Option::<f64>::deserialize(from).map(|_| true)
+}
+
+impl Known {
+    /// What a line of results says.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(super) fn parse(line: &[u8]) -> anyhow::Result<Self> {
+        serde_json::from_slice(line).map_err(|error| {
+            let object = serde_json::from_slice::<serde_json::Map<_, serde_json::Value>>(line);
+            // What is wrong with a text of another kind is no matter.
+            if object.is_ok_and(|object| object.contains_key("line")) {
+                let text = error.to_string();
+                // Its own count of lines would mislead.
+                let text = text.split(" at line ").next().unwrap_or_default();
+                let text = io::beginning(text);
+                anyhow::anyhow!("expected a result of a batch: {text}: {REMEDY}")
+            } else {
+                anyhow::anyhow!(NO_RESULT)
+            }
+        })
+    }
+
+    /// # Errors
+    /// It is not the result of this request, or not all of it.
+    pub(super) fn check(&self, request: &Request) -> anyhow::Result<()> {
+        let id = &self.id;
+        ensure!(
+            request.digest == self.request,
+            "the result of id {id} is that of another request, model or precision: {REMEDY}"
+        );
+        let (line, own) = (self.line, request.line);
+        ensure!(
+            line == own,
+            "the result of id {id} is that of line {line}, and the request is in line {own}: {REMEDY}"
+        );
+        let asked = &request.engine;
+        let is_error = self.error.is_some();
+        let stopped = self.finish == Some(Finish::StopText);
+        // Each with whether it is there and whether it belongs there.
+        let fields = [
+            ("text", self.text.is_some(), !is_error),
+            ("ids", self.ids.is_some(), !is_error),
+            ("finish", self.finish.is_some(), !is_error),
+            ("stop", self.stop.is_some(), stopped),
+            ("prompt_tokens", self.prompt_tokens.is_some(), !is_error),
+            ("cached_tokens", self.cached_tokens.is_some(), !is_error),
+            (
+                "time_to_first_token_s",
+                self.time_to_first_token_s,
+                !is_error,
+            ),
+            (
+                "prompt_logprobs_nats",
+                self.prompt_logprobs_nats.is_some(),
+                asked.logprobs && !is_error,
+            ),
+            (
+                "logprobs_nats",
+                self.logprobs_nats.is_some(),
+                asked.logprobs && !is_error,
+            ),
+        ];
+        for (name, there, expected) in fields {
+            match (there, expected) {
+                (false, true) => bail!("the result of id {id} has no {name}: {REMEDY}"),
+                (true, false) => {
+                    bail!("the result of id {id} has a {name} where none belongs: {REMEDY}")
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// No request has the id of a result.
+pub(super) fn unknown(id: &Id) -> anyhow::Error {
+    anyhow::anyhow!("the result of id {id}, which no request has: {REMEDY}")
+}
