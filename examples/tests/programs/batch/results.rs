@@ -196,7 +196,7 @@ fn damaged_results_are_refused() {
         without.collect::<Vec<_>>()
     });
     let altered = [
-        ("line", json!(1)),
+        ("line", json!(0)),
         ("finish", json!("tired")),
         ("finish", json!("length")),
         ("text", json!(5)),
