@@ -223,7 +223,7 @@ fn fetch(folder: &Path, wheel: &Wheel) -> Result<PathBuf> {
     ]);
     // An index that does not answer at once is common enough on shared machines.
     pip.args(["--retries=10", "--timeout=60"]);
-    pip.args(["--disable-pip-version-check", "--dest"])
+    pip.args(["--disable-pip-version-check", "--no-cache-dir", "--dest"])
         .arg(&downloads);
     pip.arg("--requirement").arg(&requirements);
     // Standard output is for the environment.
