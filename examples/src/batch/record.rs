@@ -162,12 +162,12 @@ impl Known {
             (
                 "prompt_logprobs_nats",
                 self.prompt_logprobs_nats.is_some(),
-                asked.logprobs && !is_error,
+                asked.logprobs.is_some() && !is_error,
             ),
             (
                 "logprobs_nats",
                 self.logprobs_nats.is_some(),
-                asked.logprobs && !is_error,
+                asked.logprobs.is_some() && !is_error,
             ),
         ];
         for (name, there, expected) in fields {
