@@ -108,7 +108,8 @@ pub struct BatchArgs {
         allow_hyphen_values = true
     )]
     pub max_running: Option<NonZeroUsize>,
-    /// Compute each prompt of --batch on its own, also where another one has begun alike.
+    /// Compute each prompt of --batch on its own, also where another one has begun alike; --help says how
+    /// long a beginning must be to be found.
     #[arg(long)]
     pub no_prefix_cache: bool,
 }

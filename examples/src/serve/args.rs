@@ -23,7 +23,7 @@ use super::{LAST_BYTES, chat, completions};
 use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::memory::MemoryArgs;
-use crate::model::{ModelArgs, PolicyArgs, blame};
+use crate::model::{BEGINNINGS, ModelArgs, PolicyArgs, blame};
 
 /// Tokens of the KV cache for each of --max-running, unless --cache-tokens says so.
 const TOKENS_EACH: usize = 4096;
@@ -56,6 +56,8 @@ the likeliest in the place of each; with echo, those of the prompt come too.
 The beginning-of-text token comes before a text by itself, and is enough of a prompt where the text is
 empty; token ids are taken as they are. The spelling of a special token becomes that token, also in
 messages.
+
+{BEGINNINGS}
 
 Limits beside those of the flags:
   connections                        {SPARE} beyond --max-connections get one answer each: that of /health
@@ -131,7 +133,8 @@ pub struct ServeArgs {
     /// Rows of a step at most, 1 or above: one for each text that is made, the rest for prompts.
     #[arg(long, value_name = "N", default_value = "2048", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
     pub chunk: NonZeroUsize,
-    /// Compute every prompt anew, also where another began alike.
+    /// Compute every prompt anew, also where another began alike; --help says how long a beginning must be
+    /// to be found.
     #[arg(long)]
     pub no_prefix_cache: bool,
     /// Seconds after which a request fails, 1 or above [default: never].
