@@ -45,6 +45,7 @@ use metrics::Metrics;
 use shutdown::{Gate, Passed, Signals, within};
 use template::ChatTemplate;
 
+use crate::count;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
 use crate::memory::Remedies;
@@ -190,8 +191,14 @@ async fn serve(
         never = connections.accept(&listener) => match never {},
         () = signals.next() => {}
     }
-    app.gate.close();
-    let _ = writeln!(io.err, "ending: requests that run have {} s", args.grace);
+    let _ = match app.gate.close() {
+        0 => writeln!(io.err, "ending: no request runs"),
+        run => {
+            let have = if run == 1 { "has" } else { "have" };
+            let (run, grace) = (count(run, "request"), args.grace);
+            writeln!(io.err, "ending: {run} {have} {grace} s to come to an end")
+        }
+    };
     // Still accepts, so that who asks is told.
     let grace = Duration::from_secs(args.grace.into());
     let begun = Instant::now();
