@@ -181,3 +181,28 @@ fn of_usage(usage: Usage) -> Value {
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else a token's own number would be another's, or the likeliest one's a lesser.
+    #[test]
+    fn of_tokens_that_are_spelled_alike_the_chosen_and_the_likeliest_count() {
+        let candidate = |text: &str, logprob| Candidate {
+            text: text.to_owned(),
+            bytes: None,
+            logprob: Some(logprob),
+        };
+        let token = Token {
+            chosen: candidate("a", -3.0),
+            likeliest: vec![
+                candidate("a", -0.5),
+                candidate("b", -1.0),
+                candidate("b", -2.0),
+            ],
+            offset: 0,
+        };
+        assert_eq!(by_text(&token), json!({"a": -3.0, "b": -1.0}));
+    }
+}
