@@ -98,7 +98,8 @@ fn name_emptiness(refusal: &mut clap::Error, args: &[OsString]) {
 /// What `--help` says of how a program ends.
 pub(crate) const STATUS: &str = "\
 The exit status is 0 where all went well, 2 where the command line is wrong by itself, and 1 where
-something else fails: the model, a file, the memory or the device cannot do what is asked for.";
+something else fails: the model, a file, the memory or the device cannot do what is asked for. Where the
+reader of a pipe closes it, as head does, a program ends at once and without a word, with status 141.";
 
 /// The flags that an error is due to, in front of its cause or as all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
 use crate::memory::{MemoryArgs, Remedies};
-use crate::model::{Checkpoint, ModelArgs, PolicyArgs, blame};
+use crate::model::{BEGINNINGS, Checkpoint, ModelArgs, PolicyArgs, blame};
 use crate::output;
 use crate::picture::RowMap;
 use crate::progress;
@@ -57,7 +57,7 @@ or four for each core where that is more.";
 /// The text goes to standard output, a summary to standard error.
 #[derive(Debug, Parser)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
-#[command(name = "generate", version, after_long_help = format!("{}\n\n{}\n\n{AFTER_HELP}\n\n{}", output::FIELDS, batch::AFTER_HELP, flags::STATUS))]
+#[command(name = "generate", version, after_long_help = [output::FIELDS, batch::AFTER_HELP, BEGINNINGS, AFTER_HELP, flags::STATUS].join("\n\n"))]
 pub struct GenerateArgs {
     /// Which model runs, and how.
     #[command(flatten)]

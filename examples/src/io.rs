@@ -27,14 +27,18 @@ pub struct Io<'a> {
     pub interrupt: Option<Interrupt>,
 }
 
+/// The exit status of a program whose reader closed the pipe, as shells have it for one that SIGPIPE ended.
+const CLOSED_PIPE: u8 = 128 + 13;
+
 /// Runs a program on the process' arguments and streams and turns its error into an exit code.
 ///
 /// A reader that closes the pipe early (`head`) has what it wanted: the program ends without a
-/// word. A standard output that was never open is an error: nobody gets the result.
+/// word. Its status says that there was more. A standard output that was never open is an error: nobody
+/// gets the result.
 pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<()>) -> ExitCode {
     match run(program) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::from(CLOSED_PIPE),
         Err(error) => {
             // Nobody is left to tell if this fails too.
             let text = format!("{error:#}");

@@ -78,6 +78,17 @@ pub struct PolicyArgs {
     pub replay: ReplayPolicy,
 }
 
+/// What `--help` says of prompts that begin alike, in programs with a cache for those.
+pub(crate) const BEGINNINGS: &str = "\
+A prompt that begins as another did takes that over from the KV cache, as long as there is room for it
+there: in whole pages of 128 tokens (more, where the compression ratios of the model ask for it), and
+never its last token. Window KV is not kept, so some of these rows are computed again; a beginning that
+has no more of them is computed as a whole. With W for sliding_window of config.json (32 in the demo
+model), L for its layers and C for those before the last that writes long-range KV, they are
+  step-tail, prompt-tail             W
+  off                                L (W - 1)
+  exact                              C (W - 1), and at least the last L (W - 1) + 1 of the prompt";
+
 impl PolicyArgs {
     /// The flag as a failure names it.
     pub(crate) fn flag(&self) -> String {

@@ -14,8 +14,12 @@ use common::{
     scripts::TOLERANCE,
 };
 use deepseek_model::{
-    GenerateOptions, Generator, Model, ModelOptions, ReplayPolicy, RunnerOptions,
-    engine::{EndReason, EngineCore, EngineOptions, EngineRequest, EngineStats, RequestId, Update},
+    GenerateOptions, Generator, LogitRows, Model, ModelOptions, ReplayPolicy, RunnerOptions,
+    SequenceOptions, StepRequest,
+    engine::{
+        EndReason, EngineCore, EngineOptions, EngineRequest, EngineStats, RequestId, TokenLogprob,
+        Update,
+    },
     sampler::SamplingConfig,
 };
 use proptest::prelude::*;
@@ -210,7 +214,7 @@ fn prompts_that_begin_alike_wait_for_the_first() {
         ..alike(2)
     };
     let read = EngineRequest {
-        prompt_logprobs: true,
+        prompt_logprobs: Some(0),
         ..alike(2)
     };
     assert_eq!(begun(true, vec![alike(1), salted, read]), [[0, 0]; 3]);
@@ -237,7 +241,7 @@ fn what_a_request_can_ask_for() {
     let mut stops = EngineRequest::greedy(text.clone(), 12);
     stops.stop_ids = vec![ids[3]];
     let mut reads = EngineRequest::greedy(text.clone(), 2);
-    (reads.prompt_logprobs, reads.logprobs) = (true, true);
+    (reads.prompt_logprobs, reads.logprobs) = (Some(0), Some(0));
     let mut late = EngineRequest::greedy(text.clone(), 12);
     late.deadline = Some(Instant::now());
     let nothing = EngineRequest::greedy(text.clone(), 0);
@@ -299,13 +303,96 @@ fn what_a_request_can_ask_for() {
         generator.step().unwrap();
     }
     let want = generator.results().next().unwrap();
-    common::assert_close("prompt", logprobs, &want.prompt_logprobs, TOLERANCE);
-    let got: Vec<f32> = reads
-        .iter()
-        .filter_map(|u| match u {
-            Update::Token { logprob, .. } => *logprob,
-            _ => None,
-        })
-        .collect();
+    let of_prompt: Vec<f32> = logprobs.iter().map(|token| token.logprob).collect();
+    common::assert_close("prompt", &of_prompt, &want.prompt_logprobs, TOLERANCE);
+    let of_output = logprobs_of(&reads);
+    let got: Vec<f32> = of_output.iter().map(|token| token.logprob).collect();
     common::assert_close("output", &got, &want.logprobs, TOLERANCE);
+}
+
+/// Of the tokens that were chosen, in order.
+fn logprobs_of(updates: &[Update]) -> Vec<TokenLogprob> {
+    let of = |update: &Update| match update {
+        Update::Token { logprob, .. } => logprob.clone(),
+        _ => None,
+    };
+    updates.iter().filter_map(of).collect()
+}
+
+/// Logits of each token of a text, and behind the last, by a model alone.
+fn logits_alone(text: &[u32]) -> Vec<Vec<f32>> {
+    let options = engine_options(ReplayPolicy::Off, 64, false);
+    let mut cache = MODEL.new_cache(options.cache).unwrap();
+    let added = SequenceOptions {
+        prompt_len: text.len(),
+        keeps_rows: true,
+    };
+    let request = StepRequest {
+        sequence: cache.add(added).unwrap(),
+        tokens: text,
+        logits: LogitRows::All,
+    };
+    let output = MODEL.forward(&[request], &mut cache).unwrap();
+    output.logits.to_vec2().unwrap()
+}
+
+/// Temperature, top-k and top-p change what is chosen, and no log-probability; nor do they leave out any of
+/// the likeliest tokens.
+#[test]
+fn the_likeliest_tokens_are_those_of_the_model() {
+    const LIKELIEST: usize = 5;
+    let mut engine = engine(ReplayPolicy::Off, 32, true);
+    let mut request = EngineRequest::greedy(prompt(1, 40, 0, 20), 12);
+    request.sampling = SamplingConfig {
+        temperature: 2.0,
+        top_k: Some(3),
+        top_p: 0.9,
+        seed: 7,
+    };
+    (request.logprobs, request.prompt_logprobs) = (Some(LIKELIEST), Some(LIKELIEST));
+    let mut text = request.prompt.clone();
+    // More than the vocabulary has.
+    let mut all = EngineRequest::greedy(text.clone(), 1);
+    all.logprobs = Some(usize::MAX);
+    let asked = [request, all].map(|request| engine.submit(request).unwrap());
+    let mut updates: HashMap<RequestId, Vec<Update>> = HashMap::new();
+    while !engine.is_idle() {
+        for (id, update) in engine.step() {
+            updates.entry(id).or_default().push(update);
+        }
+    }
+    let [updates, of_all] = asked.map(|id| updates.remove(&id).unwrap());
+    let mut got = Vec::new();
+    for update in &updates {
+        match update {
+            Update::Prompt { logprobs } => got.extend(logprobs.clone()),
+            Update::Token { id, .. } => text.push(*id),
+            _ => {}
+        }
+    }
+    got.extend(logprobs_of(&updates));
+    let logits = logits_alone(&text);
+    assert_eq!((got.len(), text.len()), (20 - 1 + 12, 20 + 12));
+    let mut unlikely = 0;
+    for ((row, id), got) in logits.iter().zip(&text[1..]).zip(&got) {
+        let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+        let logprob = |id: u32| f64::from(row[id as usize]) - sum.ln();
+        let close = |got: f32, want: f64| (f64::from(got) - want).abs() < 1e-4;
+        assert!(close(got.logprob, logprob(*id)), "{got:?}");
+        let mut sorted: Vec<f64> = (0..row.len() as u32).map(logprob).collect();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        assert_eq!(got.likeliest.len(), LIKELIEST);
+        let mut ids = Vec::new();
+        for (&(id, got), want) in got.likeliest.iter().zip(sorted) {
+            // Of two that all but tie, either may come first.
+            assert!(close(got, want) && close(got, logprob(id)), "{got:?}");
+            assert!(!ids.contains(&id));
+            ids.push(id);
+        }
+        unlikely += usize::from(!ids.contains(id));
+    }
+    assert!(unlikely > 0, "tokens of the prompt are any");
+    let of_all = &logprobs_of(&of_all)[0].likeliest;
+    assert_eq!(of_all.len(), logits[0].len());
+    assert!(of_all.is_sorted_by(|a, b| a.1 >= b.1));
 }

@@ -80,7 +80,7 @@ impl Group {
             .collect();
         reaches.sort_unstable_by(|a, b| b.cmp(a));
         reaches.truncate(self.running(args));
-        let logprobs = of_group().any(|request| request.logprobs);
+        let logprobs = of_group().any(|request| request.logprobs.is_some());
         let options = GenerateOptions {
             policy: self.policy,
             chunk: args.step_rows(logprobs),

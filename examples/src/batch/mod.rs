@@ -41,7 +41,9 @@ The fields of a line of --batch, of which prompt or tokens must be there:
   stop                               a text, or several, that end the output and are no part of it
 
 The fields of a result of --batch:
-  line, id                           which line it answers
+  line, id                           which request it answers, by its line when it was computed and
+                                     by its id; where the file has changed its line may be another
+                                     since, its id not
   request                            a digest of what was asked for, and of the model
   text, ids                          the text, and the token ids that were chosen: these go on to the
                                      one that completed a stop text
@@ -106,7 +108,8 @@ pub struct BatchArgs {
         allow_hyphen_values = true
     )]
     pub max_running: Option<NonZeroUsize>,
-    /// Compute each prompt of --batch on its own, also where another one has begun alike.
+    /// Compute each prompt of --batch on its own, also where another one has begun alike; --help says how
+    /// long a beginning must be to be found.
     #[arg(long)]
     pub no_prefix_cache: bool,
 }

@@ -1,7 +1,7 @@
 //! A line of results: how it is written, and what makes one that was read a result of its request.
 
 use anyhow::{bail, ensure};
-use deepseek_model::engine::EndReason;
+use deepseek_model::engine::{EndReason, EngineRequest};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::id::Id;
@@ -162,12 +162,12 @@ impl Known {
             (
                 "prompt_logprobs_nats",
                 self.prompt_logprobs_nats.is_some(),
-                asked.logprobs && !is_error,
+                asked.logprobs.is_some() && !is_error,
             ),
             (
                 "logprobs_nats",
                 self.logprobs_nats.is_some(),
-                asked.logprobs && !is_error,
+                asked.logprobs.is_some() && !is_error,
             ),
         ];
         for (name, there, expected) in fields {
@@ -179,6 +179,51 @@ impl Known {
                 _ => {}
             }
         }
+        self.check_counts(asked)
+    }
+
+    /// # Errors
+    /// There is more or less of something than its request can have led to.
+    fn check_counts(&self, asked: &EngineRequest) -> anyhow::Result<()> {
+        let (prompt, most) = (asked.prompt.len(), asked.max_new_tokens);
+        let ids = match self.finish {
+            Some(Finish::Length) => most..=most,
+            // The model said so in place of one more.
+            Some(Finish::Stop) => 0..=most.saturating_sub(1),
+            Some(Finish::StopText) => 1..=most,
+            _ => 0..=most,
+        };
+        let new = self.ids.as_ref().map(Vec::len);
+        let each = |count: usize| count..=count;
+        let of_prompt = self.prompt_logprobs_nats.as_ref().map(Vec::len);
+        let of_output = self.logprobs_nats.as_ref().map(Vec::len);
+        // Each with how much there is of it and how much there can be.
+        let counts = [
+            ("ids", new, ids),
+            ("logprobs_nats", of_output, each(new.unwrap_or(0))),
+            ("prompt_tokens", self.prompt_tokens, each(prompt)),
+            ("prompt_logprobs_nats", of_prompt, each(prompt)),
+            // The last token of a prompt is always computed.
+            ("cached_tokens", self.cached_tokens, 0..=prompt - 1),
+        ];
+        let id = &self.id;
+        for (name, there, expected) in counts {
+            let Some(count) = there.filter(|count| !expected.contains(count)) else {
+                continue;
+            };
+            let (least, most) = expected.into_inner();
+            let expected = if least == most {
+                most.to_string()
+            } else {
+                format!("{least} to {most}")
+            };
+            bail!("the result of id {id}: {name}: expected {expected}, got {count}: {REMEDY}");
+        }
+        let stop = self.stop.as_ref();
+        ensure!(
+            stop.is_none_or(|stop| asked.stop_texts.contains(stop)),
+            "the result of id {id}: stop: expected one of the request's: {REMEDY}"
+        );
         Ok(())
     }
 }

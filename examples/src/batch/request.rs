@@ -117,8 +117,8 @@ impl Defaults<'_> {
             sampling,
             stop_ids: self.checkpoint.config.eos_token_ids.clone(),
             stop_texts: asked.stop.unwrap_or_default(),
-            logprobs,
-            prompt_logprobs: logprobs,
+            logprobs: logprobs.then_some(0),
+            prompt_logprobs: logprobs.then_some(0),
             ..EngineRequest::greedy(prompt, 0)
         };
         engine.max_new_tokens = asked.max_new_tokens.unwrap_or(self.args.max_new_tokens);
@@ -188,7 +188,7 @@ impl Defaults<'_> {
             engine.prompt,
             engine.max_new_tokens,
             engine.stop_texts,
-            engine.logprobs,
+            engine.logprobs.is_some(),
         ]);
         digest(request.to_string().as_bytes())
     }

@@ -132,13 +132,16 @@ impl<'a> Server<'a> {
                 job.started = Some(step);
                 job.cached = cached.start;
             }
-            Update::Prompt { logprobs } => job.prompt_logprobs = logprobs,
+            Update::Prompt { logprobs } => {
+                let known = logprobs.into_iter().map(|token| token.logprob);
+                job.prompt_logprobs = known.collect();
+            }
             Update::Token { id, logprob, text } => {
                 if let (Some(started), None) = (job.started, job.first_token) {
                     job.first_token = Some(started.elapsed().as_secs_f64());
                 }
                 job.ids.push(id);
-                job.logprobs.extend(logprob);
+                job.logprobs.extend(logprob.map(|token| token.logprob));
                 job.text.push_str(&text);
             }
             Update::Finished { reason, text } => {
@@ -195,8 +198,8 @@ impl Job {
             prompt_tokens: asked.prompt.len(),
             cached_tokens: self.cached,
             time_to_first_token_s: self.first_token,
-            prompt_logprobs_nats: asked.logprobs.then(of_prompt),
-            logprobs_nats: asked.logprobs.then_some(&self.logprobs),
+            prompt_logprobs_nats: asked.logprobs.map(|_| of_prompt()),
+            logprobs_nats: asked.logprobs.map(|_| &self.logprobs[..]),
         }
     }
 }

@@ -59,8 +59,10 @@ pub(super) struct Order<'a> {
     /// The field that the prompts came in.
     pub(super) param: &'static str,
     pub(super) params: &'a Params,
-    pub(super) logprobs: bool,
-    pub(super) prompt_logprobs: bool,
+    /// As [`EngineRequest::logprobs`].
+    pub(super) logprobs: Option<usize>,
+    /// As [`EngineRequest::prompt_logprobs`].
+    pub(super) prompt_logprobs: Option<usize>,
     pub(super) pass: Pass,
 }
 

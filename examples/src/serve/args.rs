@@ -12,7 +12,6 @@ use deepseek_model::memory::{Bytes, Demand, StepSize};
 use deepseek_model::tokenizer::Tokenizer;
 use deepseek_model::{CacheOptions, Config, Error, ModelOptions, RunnerOptions};
 
-use super::LAST_BYTES;
 use super::answers::QUEUE;
 use super::app::Limits;
 use super::body::WHOLE;
@@ -20,10 +19,11 @@ use super::connections::{HEAD, SPARE, STALL};
 use super::linger::WHILE;
 use super::params::{MAX_CHOICES, MAX_STOPS};
 use super::respond::KEEP_ALIVE;
+use super::{LAST_BYTES, chat, completions};
 use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::memory::MemoryArgs;
-use crate::model::{ModelArgs, PolicyArgs, blame};
+use crate::model::{BEGINNINGS, ModelArgs, PolicyArgs, blame};
 
 /// Tokens of the KV cache for each of --max-running, unless --cache-tokens says so.
 const TOKENS_EACH: usize = 4096;
@@ -32,6 +32,7 @@ const TOKENS_EACH: usize = 4096;
 fn after_help() -> String {
     let [head, body, linger, stall, keep_alive, last] =
         [HEAD, WHOLE, WHILE, STALL, KEEP_ALIVE, LAST_BYTES].map(|time| time.as_secs());
+    let (completion, chat) = (completions::MAX_LIKELIEST, chat::MAX_LIKELIEST);
     format!(
         "\
 Paths:
@@ -48,12 +49,15 @@ parallel_tool_calls change nothing.
 
 top_k is taken beside temperature and top_p. Where none of them is given, generation_config.json in
 the model directory decides, and without one the most probable tokens are chosen. A text n of a prompt
-draws by seed + n. Log-probabilities are those of chosen tokens, so that logprobs is 0 at most in a
-completion and top_logprobs in a chat; with echo, those of the prompt come too.
+draws by seed + n. Log-probabilities are those of the model itself, before temperature, top_k and top_p:
+of the chosen tokens, and of up to {completion} (logprobs of a completion) or {chat} (top_logprobs of a chat) of
+the likeliest in the place of each; with echo, those of the prompt come too.
 
 The beginning-of-text token comes before a text by itself, and is enough of a prompt where the text is
 empty; token ids are taken as they are. The spelling of a special token becomes that token, also in
 messages.
+
+{BEGINNINGS}
 
 Limits beside those of the flags:
   connections                        {SPARE} beyond --max-connections get one answer each: that of /health
@@ -129,7 +133,8 @@ pub struct ServeArgs {
     /// Rows of a step at most, 1 or above: one for each text that is made, the rest for prompts.
     #[arg(long, value_name = "N", default_value = "2048", value_parser = flags::text(flags::counting::<NonZeroUsize>), allow_hyphen_values = true)]
     pub chunk: NonZeroUsize,
-    /// Compute every prompt anew, also where another began alike.
+    /// Compute every prompt anew, also where another began alike; --help says how long a beginning must be
+    /// to be found.
     #[arg(long)]
     pub no_prefix_cache: bool,
     /// Seconds after which a request fails, 1 or above [default: never].

@@ -11,17 +11,21 @@ use super::app::{App, Order};
 use super::error::{ApiError, Result};
 use super::fields::{Fields, expected, text};
 use super::form::{Form, Kind};
-use super::params::{Params, alternatives};
+use super::params::Params;
 use super::peer::Peer;
 use super::reply::Reply;
 use super::template::Message;
 use super::{body, respond, work};
 
+/// The likeliest tokens that are told beside each, at most, as in OpenAI's interface.
+pub(super) const MAX_LIKELIEST: usize = 20;
+
 /// What a client asks for.
 struct Chat {
     messages: Vec<Message>,
     params: Params,
-    logprobs: bool,
+    /// Whether tokens are told with their log-probabilities, and with how many of the likeliest.
+    logprobs: Option<usize>,
 }
 
 pub(super) async fn complete(
@@ -44,11 +48,12 @@ pub(super) async fn complete(
         param: "messages",
         params,
         logprobs,
-        prompt_logprobs: false,
+        prompt_logprobs: None,
         pass,
     })?;
     let tokenizer = app.tokenizer.clone();
-    let reply = Reply::new(answers, tokenizer, vec![None], logprobs, params.n, tokens);
+    let told = logprobs.is_some();
+    let reply = Reply::new(answers, tokenizer, vec![None], told, params.n, tokens);
     let form = Form::new(Kind::Chat, &app.name, logprobs, params.include_usage);
     respond::answer(reply, form, params.stream, peer).await
 }
@@ -59,8 +64,7 @@ impl Chat {
         app.check_model(&mut fields)?;
         let names = ["max_tokens", "max_completion_tokens"];
         let params = Params::take(&mut fields, &names, app.limits.texts)?;
-        let logprobs = fields.take("logprobs", "true or false", Value::as_bool)?;
-        alternatives(&mut fields, "top_logprobs")?;
+        let logprobs = logprobs(&mut fields)?;
         for (name, neutral) in neutral() {
             fields.neutral(name, &neutral)?;
         }
@@ -71,7 +75,7 @@ impl Chat {
         Ok(Self {
             messages,
             params,
-            logprobs: logprobs.unwrap_or(false),
+            logprobs,
         })
     }
 
@@ -94,6 +98,20 @@ impl Chat {
         app.check_prompt("messages", &ids)?;
         Ok(ids)
     }
+}
+
+/// Takes whether tokens are told with their log-probabilities, and with how many of the likeliest.
+///
+/// # Errors
+/// Names the field.
+fn logprobs(fields: &mut Fields) -> Result<Option<usize>> {
+    let told = fields.take("logprobs", "true or false", Value::as_bool)?;
+    let likeliest = fields.count("top_logprobs", 0, MAX_LIKELIEST)?.unwrap_or(0);
+    if likeliest > 0 && told != Some(true) {
+        let message = format!("expected logprobs to be true beside it, or 0, got {likeliest}");
+        return Err(fields.refuse("top_logprobs", &message));
+    }
+    Ok(told.unwrap_or(false).then_some(likeliest))
 }
 
 /// Fields that ask for what is not there, with the values that ask for nothing.

@@ -11,11 +11,14 @@ use super::app::{App, Order};
 use super::error::{ApiError, Result};
 use super::fields::{Fields, expected, text};
 use super::form::{Form, Kind};
-use super::params::{Params, alternatives, check_choices};
+use super::params::{Params, check_choices};
 use super::peer::Peer;
 use super::reply::{Echo, Reply};
 use super::{body, respond, work};
 use crate::values;
+
+/// The likeliest tokens that are told beside each, at most, as in OpenAI's interface.
+pub(super) const MAX_LIKELIEST: usize = 5;
 
 /// What a client asks for.
 struct Completion {
@@ -23,7 +26,8 @@ struct Completion {
     params: Params,
     /// Whether the answer begins with the prompt.
     echo: bool,
-    logprobs: bool,
+    /// Whether tokens are told with their log-probabilities, and with how many of the likeliest.
+    logprobs: Option<usize>,
 }
 
 /// A prompt as it came.
@@ -54,11 +58,12 @@ pub(super) async fn complete(
         param: "prompt",
         params,
         logprobs: completion.logprobs,
-        prompt_logprobs: completion.logprobs && completion.echo,
+        prompt_logprobs: completion.logprobs.filter(|_| completion.echo),
         pass,
     })?;
     let (tokenizer, logprobs) = (app.tokenizer.clone(), completion.logprobs);
-    let reply = Reply::new(answers, tokenizer, echoes, logprobs, params.n, tokens);
+    let told = logprobs.is_some();
+    let reply = Reply::new(answers, tokenizer, echoes, told, params.n, tokens);
     let form = Form::new(Kind::Completion, &app.name, logprobs, params.include_usage);
     respond::answer(reply, form, params.stream, peer).await
 }
@@ -74,7 +79,7 @@ impl Completion {
         let prompts = prompts(&prompt)?;
         check_choices(prompts.len(), params.n, app.limits.texts)?;
         let echo = fields.take("echo", "true or false", Value::as_bool)?;
-        let logprobs = alternatives(&mut fields, "logprobs")?;
+        let logprobs = fields.count("logprobs", 0, MAX_LIKELIEST)?;
         fields.neutral("best_of", &[json!(1)])?;
         fields.neutral("suffix", &[json!("")])?;
         fields.finish()?;
@@ -82,7 +87,7 @@ impl Completion {
             prompts,
             params,
             echo: echo.unwrap_or(false),
-            logprobs: logprobs.is_some(),
+            logprobs,
         })
     }
 

@@ -10,7 +10,7 @@ use crate::{io, json};
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The code of a field that asks for what is not there.
-pub(super) const UNSUPPORTED: &str = "unsupported_parameter";
+const UNSUPPORTED: &str = "unsupported_parameter";
 
 /// An object of a request.
 pub(super) struct Fields {

@@ -1,9 +1,9 @@
 //! The two forms of an answer, whole or in chunks, as OpenAI's clients read them.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::app::{now, random};
-use super::reply::{Piece, Token, Usage};
+use super::reply::{Candidate, Piece, Token, Usage};
 
 /// Which form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,14 +19,14 @@ pub(super) struct Form {
     id: String,
     created: u64,
     model: String,
-    /// Whether tokens are told with their log-probabilities.
-    logprobs: bool,
+    /// Whether tokens are told with their log-probabilities, and with how many of the likeliest.
+    logprobs: Option<usize>,
     /// Whether chunks have a field for what the request took, which all but the last leave null.
     usage: bool,
 }
 
 impl Form {
-    pub(super) fn new(kind: Kind, model: &str, logprobs: bool, usage: bool) -> Self {
+    pub(super) fn new(kind: Kind, model: &str, logprobs: Option<usize>, usage: bool) -> Self {
         let prefix = match kind {
             Kind::Completion => "cmpl",
             Kind::Chat => "chatcmpl",
@@ -119,34 +119,58 @@ impl Form {
 
     /// What a choice has in either form.
     fn choice(&self, piece: &Piece) -> Value {
-        let logprobs = self.logprobs.then(|| match self.kind {
-            Kind::Completion => of_completion(&piece.tokens),
+        let logprobs = self.logprobs.map(|likeliest| match self.kind {
+            Kind::Completion => of_completion(&piece.tokens, likeliest > 0),
             Kind::Chat => of_chat(&piece.tokens),
         });
         json!({"index": piece.index, "finish_reason": piece.finish, "logprobs": logprobs})
     }
 }
 
-fn of_completion(tokens: &[Token]) -> Value {
-    let texts: Vec<&str> = tokens.iter().map(|token| token.text.as_str()).collect();
-    let logprobs: Vec<Option<f32>> = tokens.iter().map(|token| token.logprob).collect();
+fn of_completion(tokens: &[Token], likeliest: bool) -> Value {
+    let chosen = tokens.iter().map(|token| &token.chosen);
+    let texts: Vec<&str> = chosen.clone().map(|token| token.text.as_str()).collect();
+    let logprobs: Vec<Option<f32>> = chosen.map(|token| token.logprob).collect();
     let offsets: Vec<usize> = tokens.iter().map(|token| token.offset).collect();
-    json!({"tokens": texts, "token_logprobs": logprobs, "text_offset": offsets, "top_logprobs": null})
+    let likeliest: Option<Vec<Value>> = likeliest.then(|| tokens.iter().map(by_text).collect());
+    json!({
+        "tokens": texts,
+        "token_logprobs": logprobs,
+        "text_offset": offsets,
+        "top_logprobs": likeliest,
+    })
+}
+
+/// The likeliest tokens of a place and the one that stands there, by their texts. Of several that are
+/// spelled alike that one counts, else the likeliest.
+fn by_text(token: &Token) -> Value {
+    if token.chosen.logprob.is_none() {
+        return Value::Null;
+    }
+    let mut by_text = Map::new();
+    for candidate in std::iter::once(&token.chosen).chain(&token.likeliest) {
+        let known = by_text.entry(&candidate.text);
+        known.or_insert_with(|| json!(candidate.logprob));
+    }
+    Value::Object(by_text)
 }
 
 fn of_chat(tokens: &[Token]) -> Value {
-    let content: Vec<Value> = tokens
-        .iter()
-        .map(|token| {
-            json!({
-                "token": token.text,
-                "logprob": token.logprob,
-                "bytes": token.bytes,
-                "top_logprobs": [],
-            })
-        })
-        .collect();
-    json!({"content": content, "refusal": null})
+    let content = tokens.iter().map(|token| {
+        let mut told = of_candidate(&token.chosen);
+        let likeliest = token.likeliest.iter().map(of_candidate);
+        told["top_logprobs"] = likeliest.collect();
+        told
+    });
+    json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+}
+
+fn of_candidate(candidate: &Candidate) -> Value {
+    json!({
+        "token": candidate.text,
+        "logprob": candidate.logprob,
+        "bytes": candidate.bytes,
+    })
 }
 
 fn of_usage(usage: Usage) -> Value {
@@ -156,4 +180,29 @@ fn of_usage(usage: Usage) -> Value {
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else a token's own number would be another's, or the likeliest one's a lesser.
+    #[test]
+    fn of_tokens_that_are_spelled_alike_the_chosen_and_the_likeliest_count() {
+        let candidate = |text: &str, logprob| Candidate {
+            text: text.to_owned(),
+            bytes: None,
+            logprob: Some(logprob),
+        };
+        let token = Token {
+            chosen: candidate("a", -3.0),
+            likeliest: vec![
+                candidate("a", -0.5),
+                candidate("b", -1.0),
+                candidate("b", -2.0),
+            ],
+            offset: 0,
+        };
+        assert_eq!(by_text(&token), json!({"a": -3.0, "b": -1.0}));
+    }
 }

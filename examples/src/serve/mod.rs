@@ -33,7 +33,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use deepseek_model::engine::Engine;
+use deepseek_model::Model;
+use deepseek_model::engine::{Engine, EngineOptions};
 use tokio::net::TcpSocket;
 use tokio::runtime::{Builder, Runtime};
 
@@ -45,6 +46,7 @@ use metrics::Metrics;
 use shutdown::{Gate, Passed, Signals, within};
 use template::ChatTemplate;
 
+use crate::count;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
 use crate::memory::Remedies;
@@ -103,20 +105,9 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         let _ = writeln!(io.err, "{note}");
     }
     let model = args.model.load(held, io.watched)?;
-    let bar = progress::capture(io.watched);
-    let shown = bar.clone();
-    let engine = Engine::start(model, options, move |done, total| {
-        shown.set_length(total as u64);
-        shown.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    let mut engine = engine.map_err(|error| args.blame(error))?;
-    if let Some(error) = engine.capture_failure() {
-        let _ = writeln!(io.err, "{}", GraphArgs::warning(error));
-    }
     let (gate, passed) = Gate::new();
     let app = Arc::new(App {
-        engine,
+        engine: start(args, model, options, io)?,
         config,
         tokenizer,
         template: usable(template),
@@ -134,6 +125,30 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     // Requests that are left are given up with their connections.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
+}
+
+/// Starts the engine, behind a progress bar for its graphs if someone watches.
+///
+/// # Errors
+/// It cannot start; names the flag.
+fn start(
+    args: &ServeArgs,
+    model: Model,
+    options: EngineOptions,
+    io: &mut Io<'_>,
+) -> anyhow::Result<Engine> {
+    let bar = progress::capture(io.watched);
+    let shown = bar.clone();
+    let engine = Engine::start(model, options, move |done, total| {
+        shown.set_length(total as u64);
+        shown.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    let mut engine = engine.map_err(|error| args.blame(error))?;
+    if let Some(error) = engine.capture_failure() {
+        let _ = writeln!(io.err, "{}", GraphArgs::warning(error));
+    }
+    Ok(engine)
 }
 
 /// What is said of a template that cannot be used, to who asks for it.
@@ -190,8 +205,14 @@ async fn serve(
         never = connections.accept(&listener) => match never {},
         () = signals.next() => {}
     }
-    app.gate.close();
-    let _ = writeln!(io.err, "ending: requests that run have {} s", args.grace);
+    let _ = match app.gate.close() {
+        0 => writeln!(io.err, "ending: no request runs"),
+        run => {
+            let have = if run == 1 { "has" } else { "have" };
+            let (run, grace) = (count(run, "request"), args.grace);
+            writeln!(io.err, "ending: {run} {have} {grace} s to come to an end")
+        }
+    };
     // Still accepts, so that who asks is told.
     let grace = Duration::from_secs(args.grace.into());
     let begun = Instant::now();

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::error::{ApiError, Result};
-use super::fields::{Fields, UNSUPPORTED, expected, text};
+use super::fields::{Fields, expected, text};
 use crate::sampling::SamplingArgs;
 use crate::values;
 
@@ -159,25 +159,6 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>> {
         return Err(fields.refuse("stop", message));
     }
     Ok(stops)
-}
-
-/// Takes how many of the likeliest tokens are to be told beside each that was chosen. None are: the engine
-/// gives the log-probabilities of chosen tokens alone.
-///
-/// # Errors
-/// It asks for some.
-pub(super) fn alternatives(fields: &mut Fields, name: &str) -> Result<Option<usize>> {
-    let asked = fields.count(name, 0, usize::MAX)?;
-    match asked {
-        Some(number @ 1..) => Err(ApiError {
-            code: Some(UNSUPPORTED),
-            ..fields.refuse(
-                name,
-                &format!("not supported: log-probabilities are those of the chosen tokens alone: expected 0, got {number}"),
-            )
-        }),
-        _ => Ok(asked),
-    }
 }
 
 fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool> {

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use deepseek_model::engine::{EndReason, Update};
+use deepseek_model::engine::{EndReason, TokenLogprob, Update};
 use deepseek_model::tokenizer::{TextStream, Tokenizer, TokenizerError};
 
 use super::answers::Answers;
@@ -13,14 +13,22 @@ use super::error::{ApiError, Result};
 /// What stands for no probability at all, which JSON has no number for, as OpenAI writes it.
 const LEAST_LOGPROB: f32 = -9999.0;
 
-/// A token with what is known of it.
+/// A token that may stand somewhere.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Token {
+pub(super) struct Candidate {
     /// Its text, or its bytes where it is part of a character.
     pub(super) text: String,
     pub(super) bytes: Option<Vec<u8>>,
     /// In nats; none for the first of a text.
     pub(super) logprob: Option<f32>,
+}
+
+/// A token of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Token {
+    pub(super) chosen: Candidate,
+    /// The likeliest in its place, as many as were asked for; none for the first of a text.
+    pub(super) likeliest: Vec<Candidate>,
     /// Characters of the answer's text before it.
     pub(super) offset: usize,
 }
@@ -150,7 +158,7 @@ impl Reply {
                     return Ok(None);
                 };
                 piece.text.clone_from(&echo.text);
-                let tokens = echoed(&self.tokenizer, echo, &logprobs);
+                let tokens = echoed(&self.tokenizer, echo, logprobs);
                 piece.tokens = tokens.map_err(|error| ApiError::failed(&error.to_string()))?;
             }
             Update::Token { id, logprob, text } => {
@@ -198,10 +206,10 @@ fn finish(reason: EndReason) -> Result<&'static str> {
 fn echoed(
     tokenizer: &Tokenizer,
     echo: &Echo,
-    logprobs: &[f32],
+    logprobs: Vec<TokenLogprob>,
 ) -> std::result::Result<Vec<Token>, TokenizerError> {
     let without = echo.ids.len().saturating_sub(logprobs.len());
-    let logprobs = std::iter::repeat_n(None, without).chain(logprobs.iter().copied().map(Some));
+    let logprobs = std::iter::repeat_n(None, without).chain(logprobs.into_iter().map(Some));
     let mut stream = TextStream::new(tokenizer);
     let mut chars = 0;
     let mut tokens = Vec::with_capacity(echo.ids.len());
@@ -215,9 +223,25 @@ fn echoed(
 fn token(
     tokenizer: &Tokenizer,
     id: u32,
-    logprob: Option<f32>,
+    known: Option<TokenLogprob>,
     offset: usize,
 ) -> std::result::Result<Token, TokenizerError> {
+    let logprob = known.as_ref().map(|known| known.logprob);
+    let likeliest = known.map(|known| known.likeliest).unwrap_or_default();
+    let likeliest = likeliest.into_iter();
+    let likeliest = likeliest.map(|(id, logprob)| candidate(tokenizer, id, Some(logprob)));
+    Ok(Token {
+        chosen: candidate(tokenizer, id, logprob)?,
+        likeliest: likeliest.collect::<std::result::Result<_, _>>()?,
+        offset,
+    })
+}
+
+fn candidate(
+    tokenizer: &Tokenizer,
+    id: u32,
+    logprob: Option<f32>,
+) -> std::result::Result<Candidate, TokenizerError> {
     let text = tokenizer.decode(&[id])?;
     let whole = !text.contains(char::REPLACEMENT_CHARACTER);
     let bytes = if whole {
@@ -233,10 +257,9 @@ fn token(
         }
         _ => text,
     };
-    Ok(Token {
+    Ok(Candidate {
         text,
         bytes,
         logprob: logprob.map(|logprob| logprob.max(LEAST_LOGPROB)),
-        offset,
     })
 }

@@ -43,8 +43,11 @@ impl Gate {
         passes.is_some()
     }
 
-    pub(super) fn close(&self) {
-        *self.passes.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Lets nobody pass any more: how many passes are held.
+    pub(super) fn close(&self) -> usize {
+        let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+        // One of the senders is the gate's own.
+        passes.take().map_or(0, |own| own.strong_count() - 1)
     }
 }
 
@@ -119,7 +122,7 @@ mod tests {
         let (first, second) = (gate.pass().unwrap(), gate.pass().unwrap());
         let short = Duration::from_millis(20);
         drop(first);
-        gate.close();
+        assert_eq!(gate.close(), 1);
         assert!(gate.pass().is_none() && !gate.is_open());
         assert!(
             tokio::time::timeout(short, passed.done()).await.is_err(),

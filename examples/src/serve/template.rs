@@ -35,6 +35,8 @@ pub(super) struct Message {
 #[derive(Debug)]
 pub(super) struct ChatTemplate {
     environment: Environment<'static>,
+    /// Where it stands in the checkpoint, for messages.
+    place: &'static str,
     bos_token: Option<String>,
     eos_token: Option<String>,
 }
@@ -52,18 +54,22 @@ impl ChatTemplate {
             None => serde_json::Value::Null,
         };
         let jinja = dir.join("chat_template.jinja");
-        let (source, path) = match read(&jinja)? {
-            Some(source) => (source, jinja),
+        let (source, path, place) = match read(&jinja)? {
+            Some(source) => (source, jinja, "chat_template.jinja"),
             None => match template(&config["chat_template"]).with_context(|| shown(&path))? {
-                Some(source) => (source, path),
+                Some(source) => (source, path, "chat_template of tokenizer_config.json"),
                 None => return Ok(None),
             },
         };
-        let compiled = Self::new(source, &config);
+        let compiled = Self::new(source, place, &config);
         compiled.map(Some).with_context(|| shown(&path))
     }
 
-    fn new(source: String, config: &serde_json::Value) -> anyhow::Result<Self> {
+    fn new(
+        source: String,
+        place: &'static str,
+        config: &serde_json::Value,
+    ) -> anyhow::Result<Self> {
         let mut environment = Environment::new();
         // As transformers sets them.
         let mut syntax = SyntaxConfig::builder();
@@ -77,6 +83,7 @@ impl ChatTemplate {
         environment.add_template_owned(NAME, source)?;
         Ok(Self {
             environment,
+            place,
             bos_token: token(&config["bos_token"]),
             eos_token: token(&config["eos_token"]),
         })
@@ -97,9 +104,11 @@ impl ChatTemplate {
             })
         });
         text.map_err(|error| match error.kind() {
-            minijinja::ErrorKind::OutOfFuel => {
-                format!("it takes more than {FUEL} instructions with these messages")
-            }
+            minijinja::ErrorKind::OutOfFuel => format!(
+                "{}: expected at most {FUEL} instructions for a conversation, got more: mend a loop in it \
+                 that does not end, or shorten the messages",
+                self.place
+            ),
             _ => escaped(&error.to_string(), |_| false),
         })
     }
@@ -228,7 +237,7 @@ mod tests {
 
     fn render(source: &str) -> Result<String, String> {
         let config = json!({"bos_token": {"content": "<b>"}, "eos_token": "<e>"});
-        let template = ChatTemplate::new(source.to_owned(), &config);
+        let template = ChatTemplate::new(source.to_owned(), "FILE", &config);
         let messages = [message("system", " Be short. "), message("user", "<x> & é")];
         template.map_err(|e| format!("{e:#}"))?.render(&messages)
     }
@@ -266,12 +275,28 @@ mod tests {
         insta::assert_snapshot!(render("{% generation %}").unwrap_err(), @"syntax error: unknown statement generation (in chat_template:1)");
     }
 
-    /// A client chooses how long the loop of a template is.
+    /// A client chooses how long the loop of a template is. Wherever it stands, what is said is ours.
     #[test]
     fn a_rendering_ends() {
-        let endless =
+        let long =
             "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}";
-        insta::assert_snapshot!(render(endless).unwrap_err(), @"it takes more than 16000000 instructions with these messages");
+        insta::assert_snapshot!(render(long).unwrap_err(), @"FILE: expected at most 16000000 instructions for a conversation, got more: mend a loop in it that does not end, or shorten the messages");
+        let of_long = [
+            format!("{{% macro one() %}}{long}{{% endmacro %}}{{{{ one() | upper }}}}"),
+            format!("{{% set one %}}{long}{{% endset %}}{{{{ one }}}}"),
+            format!("{{% filter upper %}}{long}{{% endfilter %}}"),
+            format!(
+                "{{% macro one() %}}{{{{ caller() }}}}{{% endmacro %}}{{% call one() %}}{long}{{% endcall %}}"
+            ),
+            "{% set all = namespace(x='ab') %}{% for a in range(99) %}{% set all.x = all.x ~ all.x %}{% endfor %}"
+                .to_owned(),
+            "{{ 'a' * 99999999999 }}".to_owned(),
+            "{{ (range(99999) | list) | map('string') | join(messages[0].content * 9999) }}"
+                .to_owned(),
+        ];
+        for template in of_long {
+            assert_eq!(render(&template), render(long), "{template}");
+        }
     }
 
     #[test]
@@ -281,7 +306,8 @@ mod tests {
             let loaded = ChatTemplate::load(dir.path());
             let loaded =
                 loaded.map_err(|e| format!("{e:#}").replace(dir.path().to_str().unwrap(), "DIR"));
-            loaded.map(|found| found.map(|template| template.render(&[]).unwrap()))
+            loaded
+                .map(|found| found.map(|template| (template.render(&[]).unwrap(), template.place)))
         };
         let config = |value: serde_json::Value| {
             std::fs::write(dir.path().join("tokenizer_config.json"), value.to_string()).unwrap();
@@ -290,11 +316,13 @@ mod tests {
         config(json!({"bos_token": "<b>"}));
         assert_eq!(load(), Ok(None));
         config(json!({"chat_template": "one"}));
-        assert_eq!(load(), Ok(Some("one".to_owned())));
+        let found = |text: &str, place| Ok(Some((text.to_owned(), place)));
+        let in_config = "chat_template of tokenizer_config.json";
+        assert_eq!(load(), found("one", in_config));
         config(
             json!({"chat_template": [{"name": "tools", "template": "two"}, {"name": "default", "template": "three"}]}),
         );
-        assert_eq!(load(), Ok(Some("three".to_owned())));
+        assert_eq!(load(), found("three", in_config));
         config(json!({"chat_template": [{"name": "tools", "template": "two"}]}));
         insta::assert_snapshot!(load().unwrap_err(), @"DIR/tokenizer_config.json: chat_template: expected a template called default in the list");
         config(json!({"chat_template": 7}));
@@ -307,7 +335,7 @@ mod tests {
         .unwrap();
         assert_eq!(
             load(),
-            Ok(Some("<b>four".to_owned())),
+            found("<b>four", "chat_template.jinja"),
             "the file comes first"
         );
         std::fs::write(dir.path().join("chat_template.jinja"), "{% if %}").unwrap();

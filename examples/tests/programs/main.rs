@@ -9,6 +9,7 @@ mod process;
 mod refusals;
 mod serve;
 mod statuses;
+mod terminal;
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,7 @@
 //! The programs as processes: streams that close or end nowhere, and limits.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -42,17 +43,35 @@ fn the_quick_start_works() {
     );
 }
 
+/// Whoever closes a pipe early needs no message, and whoever looks at the status must not take a part of the
+/// results for all of them: it is that of a program that SIGPIPE ended.
 #[test]
-fn a_closed_pipe_is_no_error() {
-    let mut child = program("generate")
-        .args(["--prompt", "a", "--max-new-tokens", "64", "--greedy"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), texts(&output).1), (Some(0), ""));
+fn a_closed_pipe_is_told_by_the_status_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let requests = dir.path().join("in.jsonl");
+    let lines = "{\"prompt\": \"a\", \"max_new_tokens\": 8}\n".repeat(100);
+    std::fs::write(&requests, lines).unwrap();
+    let batch = ["--max-running", "1", "--batch", requests.to_str().unwrap()];
+    let text = ["--prompt", "a", "--max-new-tokens", "64"];
+    for (flags, read) in [(&text[..], false), (&batch, false), (&batch, true)] {
+        let mut child = program("generate")
+            .arg("--greedy")
+            .args(flags)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::with_capacity(1, child.stdout.take().unwrap());
+        let mut first = String::new();
+        if read {
+            out.read_line(&mut first).unwrap();
+        }
+        drop(out);
+        let output = child.wait_with_output().unwrap();
+        let ended = (output.status.code(), texts(&output).1);
+        assert_eq!(ended, (Some(141), ""), "{flags:?}, {first}");
+        assert_eq!(first.is_empty(), !read);
+    }
 }
 
 /// A prompt that is not there yet is no error, and no empty prompt.

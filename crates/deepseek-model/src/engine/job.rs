@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::{
-    request::{EndReason, EngineRequest, RequestId, Update},
+    request::{EndReason, EngineRequest, RequestId, TokenLogprob, Update},
     stops::Certain,
     text::OutputText,
 };
 use crate::{
     CachedPrefix, LogitRows, Result,
-    sampler::{Sampler, log_softmax_at},
+    sampler::{Sampler, SamplerError, log_softmax_at, top_logprobs},
     tokenizer::Tokenizer,
 };
 
@@ -24,7 +24,7 @@ pub(super) struct Job {
     /// What it found in the cache when it began to run. Where replay only comes close, it must find no
     /// more when it is computed again, or its text would depend on that.
     pub(super) cached: Option<CachedPrefix>,
-    prompt_logprobs: Vec<f32>,
+    prompt_logprobs: Vec<TokenLogprob>,
     /// The output's, if there is a tokenizer. Tokens that are computed again are not chosen again, so
     /// that it takes each once.
     text: Option<OutputText>,
@@ -76,7 +76,7 @@ impl Job {
 
     /// What a step that ends at `end` reads.
     pub(super) fn reads(&self, end: usize) -> LogitRows {
-        if self.request.prompt_logprobs && end <= self.prompt_len() {
+        if self.request.prompt_logprobs.is_some() && end <= self.prompt_len() {
             LogitRows::All
         } else if end == self.tokens.len() {
             LogitRows::Last
@@ -96,8 +96,10 @@ impl Job {
         max_positions: usize,
     ) -> Result<Vec<Update>> {
         let mut updates = Vec::new();
-        if self.request.prompt_logprobs && end <= self.prompt_len() {
-            self.take_prompt(start, logits)?;
+        if let Some(likeliest) = self.request.prompt_logprobs
+            && end <= self.prompt_len()
+        {
+            self.take_prompt(start, logits, likeliest)?;
             if end == self.prompt_len() && self.generated() == 0 {
                 let logprobs = std::mem::take(&mut self.prompt_logprobs);
                 updates.push(Update::Prompt { logprobs });
@@ -119,7 +121,8 @@ impl Job {
             updates.push(self.finish(EndReason::Stop)?);
             return Ok(updates);
         }
-        let logprob = self.request.logprobs.then(|| log_softmax_at(row, id));
+        let logprob = self.request.logprobs;
+        let logprob = logprob.map(|likeliest| TokenLogprob::of(row, id, likeliest));
         let logprob = logprob.transpose()?;
         self.tokens.push(id);
         let text = self.text.as_mut().map(|text| text.push(id));
@@ -152,13 +155,28 @@ impl Job {
 
     /// Log-probabilities of the prompt's tokens behind the rows of a step. A prompt that is computed
     /// again gives those that it has given before.
-    fn take_prompt(&mut self, start: usize, logits: &[Vec<f32>]) -> Result<()> {
+    fn take_prompt(&mut self, start: usize, logits: &[Vec<f32>], likeliest: usize) -> Result<()> {
         let next = self.request.prompt[start + 1..].iter();
         for (index, (row, id)) in (start..).zip(logits.iter().zip(next)) {
             if index == self.prompt_logprobs.len() {
-                self.prompt_logprobs.push(log_softmax_at(row, *id)?);
+                let logprob = TokenLogprob::of(row, *id, likeliest)?;
+                self.prompt_logprobs.push(logprob);
             }
         }
         Ok(())
+    }
+}
+
+impl TokenLogprob {
+    /// Of a token and so many of the likeliest, by the logits of its place.
+    fn of(logits: &[f32], id: u32, likeliest: usize) -> Result<Self, SamplerError> {
+        Ok(Self {
+            logprob: log_softmax_at(logits, id)?,
+            likeliest: match likeliest {
+                // It would go through all logits once more.
+                0 => Vec::new(),
+                most => top_logprobs(logits, most)?,
+            },
+        })
     }
 }

@@ -47,7 +47,7 @@ mod worker;
 use std::{num::NonZeroUsize, sync::Arc};
 
 pub use self::core::{EngineCore, EngineStats};
-pub use request::{EndReason, EngineRequest, RequestId, Update};
+pub use request::{EndReason, EngineRequest, RequestId, TokenLogprob, Update};
 pub use worker::{Engine, Updates};
 
 use crate::{CacheOptions, Error, RunnerOptions, tokenizer::Tokenizer};

@@ -21,11 +21,12 @@ pub struct EngineRequest {
     ///
     /// [`EngineOptions::tokenizer`]: super::EngineOptions::tokenizer
     pub stop_texts: Vec<String>,
-    /// Whether the log-probability of each token of the output is given.
-    pub logprobs: bool,
-    /// Whether that of each token of the prompt is given; then every row of it runs in every layer,
-    /// and nothing of it is taken from the cache.
-    pub prompt_logprobs: bool,
+    /// Whether the log-probability of each token of the output is given, and those of how many of the
+    /// likeliest tokens beside it; of a small vocabulary, as many as there are.
+    pub logprobs: Option<usize>,
+    /// The same of each token of the prompt; then every row of it runs in every layer, and nothing of it
+    /// is taken from the cache.
+    pub prompt_logprobs: Option<usize>,
     /// When the request ends, finished or not.
     pub deadline: Option<Instant>,
     /// Texts of different salts share no cached entries.
@@ -41,8 +42,8 @@ impl EngineRequest {
             sampling: SamplingConfig::GREEDY,
             stop_ids: Vec::new(),
             stop_texts: Vec::new(),
-            logprobs: false,
-            prompt_logprobs: false,
+            logprobs: None,
+            prompt_logprobs: None,
             deadline: None,
             salt: 0,
         }
@@ -59,6 +60,17 @@ impl std::fmt::Display for RequestId {
     }
 }
 
+/// How likely a token was where it stands: natural logarithms of probabilities under the model itself,
+/// before temperature, top-k and top-p.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprob {
+    /// That of the token.
+    pub logprob: f32,
+    /// Those of the likeliest tokens there, as many as were asked for: the likeliest first, of equals the
+    /// lower id. The token itself may be one of them.
+    pub likeliest: Vec<(u32, f32)>,
+}
+
 /// What happened to a request. The last is [`Update::Finished`] or [`Update::Failed`], and comes once.
 #[derive(Debug, Clone)]
 pub enum Update {
@@ -67,18 +79,18 @@ pub enum Update {
         /// What it found in the cache.
         cached: CachedPrefix,
     },
-    /// All of the prompt is computed: natural logarithms of the probability of each of its tokens but
-    /// the first, given those before it, if asked for.
+    /// All of the prompt is computed: log-probabilities of its tokens, given those before each, if asked
+    /// for.
     Prompt {
         /// One for each token but the first.
-        logprobs: Vec<f32>,
+        logprobs: Vec<TokenLogprob>,
     },
     /// A token was chosen.
     Token {
         /// The token.
         id: u32,
-        /// Its log-probability in nats, if asked for.
-        logprob: Option<f32>,
+        /// How likely it was, if asked for.
+        logprob: Option<TokenLogprob>,
         /// The text that is certain now and was not before, often empty: characters are held back until
         /// they are complete, and what may be the beginning of a stop text until it is not. Always empty
         /// without [`EngineOptions::tokenizer`](super::EngineOptions::tokenizer).

@@ -143,7 +143,7 @@ impl EngineCore {
     fn finds_more_after(&self, plan: &Plan, index: usize, start: usize) -> bool {
         let (job, cache) = (&self.running[index].job, self.runner.cache());
         let prompt = &job.request.prompt;
-        if !self.options.prefix_cache || job.request.prompt_logprobs {
+        if !self.options.prefix_cache || job.request.prompt_logprobs.is_some() {
             return false;
         }
         plan.parts.iter().any(|part| {
@@ -176,7 +176,7 @@ impl EngineCore {
 
     /// Adds a request's sequence to the cache.
     fn add(&mut self, job: &super::job::Job) -> Result<(crate::SequenceId, crate::CachedPrefix)> {
-        let keeps_rows = job.request.prompt_logprobs;
+        let keeps_rows = job.request.prompt_logprobs.is_some();
         if !self.options.prefix_cache {
             let options = SequenceOptions {
                 prompt_len: job.prompt_len(),

@@ -169,6 +169,54 @@ fn beginnings_are_shared() {
     assert_eq!(first(&results), first(&alone));
 }
 
+/// What `--help` says of how long a beginning must be: the demo model has windows of 32 tokens and 12 layers,
+/// 6 of them before the cut.
+#[test]
+fn beginnings_are_found_as_help_says() {
+    let ids = |seed: usize, len: usize| (0..len).map(move |i| 3 + (seed + i * i) % 1999);
+    let shared: Vec<usize> = ids(0, 640).collect();
+    let mut lines = Vec::new();
+    let mut expected = Vec::new();
+    for policy in ["step-tail", "prompt-tail", "off", "exact"] {
+        let mut add = |tokens: Vec<usize>, cached: usize| {
+            expected.push((policy, cached));
+            lines.push(json!({"tokens": tokens, "policy": policy, "max_new_tokens": 1}));
+        };
+        add(shared.clone(), 0);
+        // The last is the whole prompt, of which the last token is not taken over.
+        for (alike, own) in [(127, 40), (128, 40), (400, 40), (640, 40), (640, 0)] {
+            let tokens = shared[..alike].iter().copied().chain(ids(7 + alike, own));
+            let len = alike + own;
+            let found = alike.min(len - 1) / 128 * 128;
+            let spared = match policy {
+                "off" => found.saturating_sub(12 * 31),
+                "exact" => found
+                    .saturating_sub(6 * 31)
+                    .min(len.saturating_sub(12 * 31 + 1)),
+                _ => found.saturating_sub(32),
+            };
+            add(tokens.collect(), spared);
+        }
+        // The cache has room for what this one may reach, and so for all pages of the others.
+        expected.push((policy, 0));
+        lines.push(json!({"prompt": "And", "policy": policy, "max_new_tokens": 3000, "stop": ["e", "a", "o", "t"]}));
+    }
+    let flags = ["--greedy", "--max-running", "1"];
+    let results = in_order(Batch::new(&lines, &flags).results());
+    for (result, (policy, cached)) in results.iter().zip(expected) {
+        let case = format!("{policy}, line {}", result["line"]);
+        assert_eq!(result["cached_tokens"], cached, "{case}");
+    }
+    let help = GenerateArgs::command().render_long_help().to_string();
+    for rule in [
+        "prompt-tail             W\n",
+        "L (W - 1)\n",
+        "C (W - 1), and at least the last L (W - 1) + 1",
+    ] {
+        assert!(help.contains(rule), "{rule}");
+    }
+}
+
 /// A request that fails has a result that says so; it is the only one that does not come, and it counts at
 /// the end.
 #[test]

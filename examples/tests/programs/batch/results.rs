@@ -2,6 +2,8 @@
 
 use std::fs::File;
 
+use clap::CommandFactory;
+use replay_examples::generate::GenerateArgs;
 use serde_json::{Value, json};
 
 use super::{Batch, in_order, text};
@@ -165,7 +167,7 @@ fn the_file_of_what_waits_is_told_with_its_flag() {
 #[test]
 fn damaged_results_are_refused() {
     let lines = [
-        json!({"prompt": "a", "logprobs": true}),
+        json!({"prompt": "a", "logprobs": true, "max_new_tokens": 3}),
         json!({"prompt": text(0, 30), "stop": [" ", "e", "a", "o"]}),
     ];
     let batch = Batch::new(&lines, &["--greedy", "--max-new-tokens", "60"]);
@@ -206,7 +208,19 @@ fn damaged_results_are_refused() {
         ("more", json!(1)),
     ];
     let altered = altered.map(|(field, value)| (1, field, Some(value)));
-    let told = fields.concat().into_iter().chain(altered);
+    let counts = [
+        (0, "ids", json!([5, 6])),
+        (0, "ids", json!([5, 6, 7, 8])),
+        (0, "logprobs_nats", json!([-1])),
+        (0, "prompt_logprobs_nats", json!([null])),
+        (0, "prompt_tokens", json!(3)),
+        (0, "cached_tokens", json!(2)),
+        (1, "ids", json!([])),
+        (1, "ids", json!(vec![5; 61])),
+        (1, "stop", json!("u")),
+    ];
+    let counts = counts.map(|(index, field, value)| (index, field, Some(value)));
+    let told = fields.concat().into_iter().chain(altered).chain(counts);
     let told: Vec<String> = told
         .map(|(index, field, value)| check(index, field, value))
         .collect();
@@ -215,6 +229,29 @@ fn damaged_results_are_refused() {
     write(&whole);
     let said = batch.resume(&[]);
     assert!(said.contains("0 answered, 2 had results before"), "{said}");
+}
+
+/// A result that is there stays as it is, so that its line is that of a file that may have changed since; its
+/// id tells what it answers.
+#[test]
+fn a_result_keeps_the_line_that_it_was_computed_from() {
+    let line = |id: &str| json!({"id": id, "prompt": id, "max_new_tokens": 1});
+    let batch = Batch::new(&[line("a"), line("b")], &["--greedy"]);
+    batch.resume(&["--order", "input"]);
+    let lines = ["c", "a", "b"].map(|id| format!("{}\n", line(id)));
+    batch.write("in.jsonl", &lines.concat());
+    batch.resume(&[]);
+    let results = records(&batch.read("out.jsonl"));
+    let told: Vec<_> = results.iter().map(|r| (&r["id"], &r["line"])).collect();
+    let expected = [("a", 1), ("b", 2), ("c", 1)].map(|(id, line)| (json!(id), json!(line)));
+    assert!(
+        told.into_iter()
+            .eq(expected.iter().map(|(id, line)| (id, line)))
+    );
+    let help = GenerateArgs::command().render_long_help().to_string();
+    let words: Vec<&str> = help.split_whitespace().collect();
+    let rule = "where the file has changed its line may be another since, its id not";
+    assert!(words.join(" ").contains(rule), "{help}");
 }
 
 /// A file that is not of this batch is refused, and stays as it is.

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::Server;
 use crate::{change, copy_of_demo};
 
-const CHAT: &str = "/v1/chat/completions";
+pub(super) const CHAT: &str = "/v1/chat/completions";
 
 fn with_template(template: &str) -> TempDir {
     let dir = copy_of_demo();
@@ -17,11 +17,13 @@ fn with_template(template: &str) -> TempDir {
 }
 
 fn start(template: &str) -> (Server, TempDir) {
+    start_with(template, &[])
+}
+
+pub(super) fn start_with(template: &str, flags: &[&str]) -> (Server, TempDir) {
     let dir = with_template(template);
-    (
-        Server::start_on(dir.path().to_str().unwrap(), &[], &[]),
-        dir,
-    )
+    let server = Server::start_on(dir.path().to_str().unwrap(), flags, &[]);
+    (server, dir)
 }
 
 const PLAIN: &str = "{{ bos_token }}{% for m in messages %}{{ m.role | upper }}.\n{{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}ASSISTANT.\n{% endif %}";
@@ -101,7 +103,6 @@ fn what_a_template_or_the_server_refuses_is_told() {
         json!({"messages": "a"}),
         json!({"messages": user, "tools": [{"type": "function", "function": {"name": "f"}}]}),
         json!({"messages": user, "response_format": {"type": "json_object"}}),
-        json!({"messages": user, "logprobs": true, "top_logprobs": 2}),
         json!({"messages": user, "prompt": "a"}),
         json!({"messages": [{"role": "user", "content": "word ".repeat(5000)}]}),
         json!({"messages": user, "max_tokens": 4096}),
@@ -113,7 +114,6 @@ fn what_a_template_or_the_server_refuses_is_told() {
     400 invalid_request_error, -, messages: messages: expected a list of messages, got "a"
     400 invalid_request_error, unsupported_parameter, tools: tools: not supported: expected [], or no such field, got [{"function":{"name":"f"},"type":"function"}]
     400 invalid_request_error, unsupported_parameter, response_format: response_format: not supported: expected {"type":"text"}, or no such field, got {"type":"json_object"}
-    400 invalid_request_error, unsupported_parameter, top_logprobs: top_logprobs: not supported: log-probabilities are those of the chosen tokens alone: expected 0, got 2
     400 invalid_request_error, unknown_parameter, prompt: prompt: no field of this name is known
     400 invalid_request_error, context_length_exceeded, messages: messages: the prompt has 5003 tokens: expected at most 4096
     400 invalid_request_error, context_length_exceeded, max_tokens: max_tokens: expected at most 4094, as the prompt takes 2 of 4096 tokens, got 4096

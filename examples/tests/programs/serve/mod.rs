@@ -4,6 +4,7 @@ mod answers;
 mod chat;
 mod client;
 mod endings;
+mod likeliest;
 mod limits;
 mod metrics;
 mod refusals;

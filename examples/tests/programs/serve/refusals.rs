@@ -26,7 +26,6 @@ fn bad_requests_are_refused_by_their_field() {
         r#"{"prompt": "a", "max_tokens": "5"}"#,
         r#"{"prompt": "a", "max_tokens": 4096}"#,
         r#"{"prompt": "a", "n": 200}"#,
-        r#"{"prompt": "a", "logprobs": 3}"#,
         r#"{"prompt": "a", "logprobs": true}"#,
         r#"{"prompt": "a", "best_of": 2}"#,
         r#"{"prompt": "a", "suffix": "b"}"#,
@@ -48,7 +47,6 @@ fn bad_requests_are_refused_by_their_field() {
     400 invalid_request_error, -, max_tokens: max_tokens: expected a whole number, 0 or above, got "5"
     400 invalid_request_error, context_length_exceeded, max_tokens: max_tokens: expected at most 4094, as the prompt takes 2 of 4096 tokens, got 4096
     400 invalid_request_error, -, n: n: expected at most 128, got 200
-    400 invalid_request_error, unsupported_parameter, logprobs: logprobs: not supported: log-probabilities are those of the chosen tokens alone: expected 0, got 3
     400 invalid_request_error, -, logprobs: logprobs: expected a whole number, 0 or above, got true
     400 invalid_request_error, unsupported_parameter, best_of: best_of: not supported: expected 1, or no such field, got 2
     400 invalid_request_error, unsupported_parameter, suffix: suffix: not supported: expected "", or no such field, got "b"
