@@ -7,7 +7,10 @@ use clap::error::ErrorKind;
 use replay_examples::generate::{GenerateArgs, run};
 use replay_examples::io::{Io, is_closed_pipe};
 
-use crate::{broken_demo, change, copy_of_demo, demo, demo_without_replay, generate, generate_on};
+use crate::{
+    broken_demo, change, copy_of_demo, demo, demo_without_replay, generate, generate_on,
+    without_first_token,
+};
 
 /// A reader that closes the pipe.
 struct Closed;
@@ -151,14 +154,10 @@ fn an_id_outside_the_vocabulary_is_refused() {
 /// A tokenizer that strips spaces, and no beginning-of-text id to stand in for a token.
 #[test]
 fn a_prompt_without_a_token_is_refused() {
-    let dir = copy_of_demo();
+    let dir = without_first_token();
     change(&dir.path().join("tokenizer.json"), |file| {
         file["normalizer"] =
             serde_json::json!({"type": "Strip", "strip_left": true, "strip_right": true});
-    });
-    change(&dir.path().join("config.json"), |config| {
-        config["bos_token_id"] = serde_json::Value::Null;
-        config["text_config"]["bos_token_id"] = serde_json::Value::Null;
     });
     let model = dir.path().to_str().unwrap();
     let flags = ["--prompt", "a", "--prompt", " "];
