@@ -9,6 +9,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, Parser};
 use deepseek_model::ReplayPolicy;
+use deepseek_model::plain::ShownBytes;
 
 use crate::io;
 
@@ -30,8 +31,11 @@ pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, c
             refusal.insert(ContextKind::Suggested, tip);
         }
         name_variable(&mut refusal, A::command(), &args);
+        if let Some(empty) = of_empty_path(&refusal, A::command(), &args) {
+            return empty;
+        }
         name_emptiness(&mut refusal, &args);
-        quote(&mut refusal, stray);
+        quote(&mut refusal, stray, &args);
         refusal
     })
 }
@@ -72,27 +76,59 @@ fn name_variable(refusal: &mut clap::Error, mut program: Command, args: &[OsStri
     }
 }
 
-/// Says that a value is empty: of a flag with names for values, or of a path, clap says that there is none.
+/// What to say of a path that is empty: of that, clap does not say what it expects.
+fn of_empty_path(
+    refusal: &clap::Error,
+    mut program: Command,
+    args: &[OsString],
+) -> Option<clap::Error> {
+    let empty = empty_value(refusal, args)?.to_owned();
+    program.build();
+    let arg = program
+        .get_arguments()
+        .find(|arg| arg.to_string() == empty)?;
+    if !arg.get_possible_values().is_empty() {
+        return None;
+    }
+    let names = arg.get_value_names().unwrap_or_default();
+    let of_what = if names.iter().any(|name| name == "DIR") {
+        "directory"
+    } else {
+        "file"
+    };
+    let text = format!(
+        "invalid value '(empty)' for '{empty}': expected the path of a {of_what}, got none"
+    );
+    Some(program.error(ErrorKind::ValueValidation, text))
+}
+
+/// Says that a value is empty: of a flag with names for values clap says that there is none.
 fn name_emptiness(refusal: &mut clap::Error, args: &[OsString]) {
+    if empty_value(refusal, args).is_some() {
+        let value = ContextValue::String("(empty)".to_owned());
+        refusal.insert(ContextKind::InvalidValue, value);
+    }
+}
+
+/// The flag with its value's name, of a refusal for a value that was given and is empty.
+fn empty_value<'a>(refusal: &'a clap::Error, args: &[OsString]) -> Option<&'a str> {
     let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) = (
         refusal.get(ContextKind::InvalidArg),
         refusal.get(ContextKind::InvalidValue),
     ) else {
-        return;
+        return None;
     };
     // A parser of ours says itself what it expects.
     if refusal.kind() != ErrorKind::InvalidValue {
-        return;
+        return None;
     }
     let flag = arg.split(' ').next().unwrap_or_default();
     let empty = format!("{flag}=");
     let mut given = args
         .iter()
         .skip_while(|given| *given != flag && **given != *empty);
-    if value.is_empty() && given.any(|given| given.is_empty() || **given == *empty) {
-        let value = ContextValue::String("(empty)".to_owned());
-        refusal.insert(ContextKind::InvalidValue, value);
-    }
+    let is_given = given.any(|given| given.is_empty() || **given == *empty);
+    (value.is_empty() && is_given).then_some(arg)
 }
 
 /// What `--help` says of how a program ends.
@@ -144,18 +180,34 @@ impl Blame {
 }
 
 /// Leaves what can be read of the argument or the value that a refusal is about.
-fn quote(refusal: &mut clap::Error, stray: bool) {
+fn quote(refusal: &mut clap::Error, stray: bool, args: &[OsString]) {
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidValue] {
         let Some(ContextValue::String(given)) = refusal.get(kind) else {
             continue;
         };
-        let quoted = io::beginning(given);
+        let quoted = as_given(given, args).unwrap_or_else(|| io::beginning(given));
         if quoted != *given && !stray {
             // Clap's own tip has the argument in it, too.
             refusal.insert(ContextKind::Suggested, ContextValue::None);
         }
         refusal.insert(kind, ContextValue::String(quoted));
     }
+}
+
+/// An argument, or a value behind its flag, that is no text: clap has U+FFFD for what it cannot show.
+fn as_given(lossy: &str, args: &[OsString]) -> Option<String> {
+    if !lossy.contains(char::REPLACEMENT_CHARACTER) {
+        return None;
+    }
+    let given = args.iter().find_map(|arg| {
+        let bytes = arg.as_encoded_bytes();
+        let value = bytes.splitn(2, |byte| *byte == b'=').nth(1);
+        [Some(bytes), value]
+            .into_iter()
+            .flatten()
+            .find(|bytes| String::from_utf8_lossy(bytes) == lossy)
+    })?;
+    Some(io::cut(ShownBytes(given).to_string()))
 }
 
 /// What a refused command line gets to read. The arguments that clap repeats can hold what moves the

@@ -7,6 +7,7 @@ use deepseek_model::memory::Demand;
 use deepseek_model::{Error, GenerateOptions, Generator};
 
 use crate::batch::{self, BatchArgs};
+use crate::count;
 use crate::flags;
 use crate::graphs::GraphArgs;
 use crate::io::Io;
@@ -15,7 +16,7 @@ use crate::model::{BEGINNINGS, Checkpoint, ModelArgs, PolicyArgs, blame};
 use crate::output;
 use crate::picture::RowMap;
 use crate::progress;
-use crate::prompts::PromptArgs;
+use crate::prompts::{Prompt, PromptArgs};
 use crate::sampling::SamplingArgs;
 use crate::session::Session;
 
@@ -26,27 +27,13 @@ const CHUNK: NonZeroUsize = NonZeroUsize::new(8192).unwrap();
 /// a megabyte a row.
 const LOGPROB_CHUNK: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
-/// What would help against a lack of memory.
-const REMEDIES: Remedies = Remedies {
-    cache: "shorten the prompts, or lower --max-new-tokens",
-    no_cache: "raise the limit, or give fewer prompts",
-    step: "lower --chunk, or give fewer prompts",
-};
-
-/// The same where there is one prompt.
-const REMEDIES_OF_ONE: Remedies = Remedies {
-    cache: "shorten the prompt, or lower --max-new-tokens",
-    no_cache: "raise the limit",
-    step: "lower --chunk",
-};
-
 const AFTER_HELP: &str = "\
 The summary counts the tokens that were chosen, the one that ended a text included. The first of a
 text comes with the step that ends its prefill; the pace of decode is that of steps without prefill.
 
 An interrupt from the keyboard ends texts where they are: they are printed so far, and the exit status
-is 130. A second one ends the program at once, and so does one during --batch, whose --output has what
-was done.
+is 130; so does SIGTERM, with 143. A second one ends the program at once, and so does one during
+--batch, whose --output has what was done.
 
 RAYON_NUM_THREADS sets how many threads compute: 0, the default, is one for each core; at most 256,
 or four for each core where that is more.";
@@ -134,6 +121,7 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     if args.batch.batch.is_some() {
         return batch::run(args, io);
     }
+    args.prompts.check()?;
     let checkpoint = args.model.checkpoint()?;
     let prompts = args.prompts.collect(io.stdin)?;
     let ids = prompts
@@ -145,14 +133,12 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let held = args.model.options()?;
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let demand = Demand::of_generation(&checkpoint.config, (&held).into(), &options, &lengths);
-    demand.estimate().map_err(|error| args.blame(error))?;
-    let remedies = match lengths[..] {
-        [_] => &REMEDIES_OF_ONE,
-        _ => &REMEDIES,
-    };
+    let blame = |error| args.blame(error, &prompts, &lengths);
+    demand.estimate().map_err(blame)?;
+    let remedies = args.remedies(prompts.len());
     let mut account = args
         .memory
-        .open(&args.model, &held.device, &demand, remedies)?;
+        .open(&args.model, &held.device, &demand, &remedies)?;
     let idle = args
         .graphs
         .idle(args.model.device, Some(args.policy.replay));
@@ -168,8 +154,7 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         config.max_positions,
         config.sliding_window,
     );
-    let mut generator =
-        Generator::new(model, ids.clone(), options).map_err(|error| args.blame(error))?;
+    let mut generator = Generator::new(model, ids.clone(), options).map_err(blame)?;
     account.loaded(&device)?;
     let bar = progress::capture(io.watched);
     let captured = generator.capture(|done, total| {
@@ -201,13 +186,49 @@ pub fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
 }
 
 impl GenerateArgs {
-    /// Names the flag that a failure to set up is due to.
-    fn blame(&self, error: Error) -> anyhow::Error {
+    /// Names the flag that a failure to set up is due to, for prompts of these lengths in tokens.
+    fn blame(&self, error: Error, prompts: &[Prompt], lengths: &[usize]) -> anyhow::Error {
         if let Some(flag) = self.graphs.to_blame(&error) {
             return anyhow::Error::from(error).context(flag);
         }
-        let size = format!("--max-new-tokens {}", self.max_new_tokens);
-        blame(error, &self.policy.flag(), &size)
+        blame(error, &self.policy.flag(), &self.size(prompts, lengths))
+    }
+
+    /// What a run is as large as it is for.
+    fn size(&self, prompts: &[Prompt], lengths: &[usize]) -> String {
+        let all = lengths.iter().fold(0, |a: usize, b| a.saturating_add(*b));
+        let tokens = count(all, "token");
+        let prompts = match prompts {
+            [prompt] => format!("{}, {tokens}", prompt.source),
+            prompts => format!("{} prompts of {tokens}", prompts.len()),
+        };
+        match self.max_new_tokens {
+            0 => prompts,
+            new => format!("{prompts}, and --max-new-tokens {new}"),
+        }
+    }
+
+    /// What would help so many prompts against a lack of memory.
+    fn remedies(&self, prompts: usize) -> Remedies {
+        let one = prompts == 1;
+        Remedies {
+            cache: match (one, self.max_new_tokens) {
+                (true, 0) => "shorten the prompt",
+                (false, 0) => "shorten the prompts, or give fewer",
+                (true, _) => "shorten the prompt, or lower --max-new-tokens",
+                (false, _) => "shorten the prompts, or lower --max-new-tokens",
+            },
+            no_cache: if one {
+                "raise the limit"
+            } else {
+                "raise the limit, or give fewer prompts"
+            },
+            step: if one {
+                "lower --chunk"
+            } else {
+                "lower --chunk, or give fewer prompts"
+            },
+        }
     }
 
     /// Prompt rows of a step at most.
@@ -232,5 +253,50 @@ impl GenerateArgs {
             runner: self.graphs.options(self.profile),
         };
         Ok((options, note))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deepseek_model::CacheError;
+    use deepseek_model::memory::Shortage;
+
+    use super::*;
+    use crate::prompts::Source;
+
+    /// New tokens were once told to be the reason where there were none.
+    #[test]
+    fn a_cache_is_as_large_as_its_prompts_and_what_follows_them() {
+        let refuse = |new: &str, lengths: &[usize]| {
+            let args = GenerateArgs::parse_from(["generate", "--max-new-tokens", new]);
+            let prompt = |number| Prompt {
+                source: Source::Flag(number),
+                text: "a".to_owned(),
+            };
+            let prompts: Vec<Prompt> = (1..=lengths.len()).map(prompt).collect();
+            let error = CacheError::TooLarge {
+                bytes: Some(3 << 30),
+                shortage: Shortage {
+                    available: Some(1 << 30),
+                },
+                max_sequences: lengths.len(),
+                max_tokens: 70_000,
+                fits: 30_208,
+            };
+            let error = args.blame(error.into(), &prompts, lengths).to_string();
+            error.split(": a KV cache").next().unwrap().to_owned()
+        };
+        insta::assert_snapshot!(refuse("0", &[70_000]), @"--prompt number 1, 70,000 tokens");
+        insta::assert_snapshot!(refuse("0", &[30_000, 40_000]), @"2 prompts of 70,000 tokens");
+        insta::assert_snapshot!(refuse("69999", &[1]), @"--prompt number 1, 1 token, and --max-new-tokens 69999");
+        let remedies = |new, prompts| {
+            GenerateArgs::parse_from(["generate", "--max-new-tokens", new])
+                .remedies(prompts)
+                .cache
+        };
+        for prompts in [1, 2] {
+            assert!(!remedies("0", prompts).contains("--max-new-tokens"));
+            assert!(remedies("1", prompts).ends_with("or lower --max-new-tokens"));
+        }
     }
 }

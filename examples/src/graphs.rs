@@ -91,6 +91,9 @@ impl ReplaySizesArg {
         if text == "none" {
             return Ok(Self(ReplaySizes::Eager));
         }
+        if text.split(',').any(|size| size == "none") {
+            return Err("expected none alone, or whole numbers, got none among others".to_owned());
+        }
         match SizesArg::parse(text) {
             Ok(sizes) => Ok(Self(ReplaySizes::Of(sizes.0))),
             Err(expected) => Err(expected.replacen("expected", "expected none, or", 1)),

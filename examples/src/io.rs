@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Parser;
-use deepseek_model::plain::is_plain;
+use deepseek_model::plain::{Shown, is_plain};
 use deepseek_model::tokenizer;
 
 use crate::interrupt::{Interrupt, Interrupted};
@@ -46,7 +46,7 @@ pub fn main<A: Parser>(program: impl FnOnce(&A, &mut Io<'_>) -> anyhow::Result<(
             let text = escaped(&backtraces::cut(&text), |c| c == '\n');
             let _ = writeln!(io::stderr(), "error: {text}");
             match error.downcast_ref::<Interrupted>() {
-                Some(_) => Interrupted::status(),
+                Some(interrupted) => interrupted.status(),
                 None => ExitCode::from(flags::Blame::status(&error)),
             }
         }
@@ -95,9 +95,9 @@ fn hide_caught_panics() {
     }));
 }
 
-/// A path as messages show it: what is not plain is escaped.
+/// A path as messages show it: what is not plain is escaped, and a byte that is no text is `\xff`.
 pub(crate) fn shown(path: &Path) -> String {
-    escaped(&path.display().to_string(), |_| false)
+    Shown(path).to_string()
 }
 
 /// A text of which what is not plain is escaped, but what is `kept`: control characters would move the
@@ -119,7 +119,11 @@ const MAX_QUOTED: usize = 60;
 
 /// A text of any length as a message quotes it: its beginning, with what is not plain escaped.
 pub(crate) fn beginning(text: &str) -> String {
-    let text = escaped(text, |_| false);
+    cut(escaped(text, |_| false))
+}
+
+/// The beginning of a text that is escaped.
+pub(crate) fn cut(text: String) -> String {
     match text.char_indices().nth(MAX_QUOTED) {
         Some((end, _)) => format!("{}..", &text[..end]),
         None => text,
@@ -285,6 +289,15 @@ mod tests {
         let name = Path::new("a\u{1b}[31m\nb\u{9b}é \u{202e}txt.exe");
         insta::assert_snapshot!(shown(name), @r"a\u{1b}[31m\nb\u{9b}é \u{202e}txt.exe");
         assert_eq!(escaped("a\nb\r", |c| c == '\n'), "a\nb\\r");
+    }
+
+    /// Names of files are any bytes: two that differ in such a byte must not look the same.
+    #[cfg(unix)]
+    #[test]
+    fn bytes_of_names_that_are_no_text_are_shown() {
+        use std::os::unix::ffi::OsStrExt;
+        let name = std::ffi::OsStr::from_bytes(b"a\xff\xe9 \xc3\xa9\xe2\x82");
+        insta::assert_snapshot!(shown(Path::new(name)), @r"a\xff\xe9 é\xe2\x82");
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod graphs;
 pub mod interrupt;
 pub mod io;
 mod json;
+mod measure;
 pub mod memory;
 pub mod model;
 pub mod output;

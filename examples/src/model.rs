@@ -9,12 +9,12 @@ use anyhow::{Context, anyhow, bail, ensure};
 use candle_core::{DType, Device};
 use deepseek_model::memory::Bytes;
 use deepseek_model::sampler::SamplerError;
-use deepseek_model::tokenizer::Tokenizer;
+use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
 use deepseek_model::{
     CacheError, Config, Error, Model, ModelError, ModelOptions, ReplayPolicy, StepError, device,
 };
 
-use crate::{flags, io, progress};
+use crate::{count, flags, io, progress};
 
 /// Which model runs, and how it computes.
 #[derive(Debug, Clone, clap::Args)]
@@ -108,13 +108,22 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
     let flag = match &error {
         // Its own words are the fields that the flags become.
         Error::Cache(CacheError::TooLarge {
-            bytes, shortage, ..
+            bytes,
+            shortage,
+            max_sequences,
+            max_tokens,
+            fits,
         }) => {
             let needs = match bytes {
-                Some(bytes) => format!("{} of memory, {shortage}", Bytes(*bytes)),
-                None => "more rows or bytes than can be addressed".to_owned(),
+                Some(bytes) => {
+                    let bytes = Bytes(*bytes);
+                    format!("{bytes} of memory, {shortage}; {fits} tokens would fit")
+                }
+                None => format!("more rows or bytes than can be addressed; {fits} tokens could be"),
             };
-            return anyhow!("{size}: the KV cache needs {needs}");
+            let sequences = count(*max_sequences, "sequence");
+            let cache = format!("{max_tokens} tokens in {sequences}");
+            return anyhow!("{size}: a KV cache of {cache} needs {needs}");
         }
         Error::Unsupported(_) => Some(policy),
         Error::Step(StepError::Memory { .. }) => Some(size),
@@ -131,6 +140,18 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
         Some(flag) => error.context(flag),
         None => error,
     }
+}
+
+/// An error that a text of this `source` met, with the flag that is to blame: of tokenizer.json, that of
+/// the model.
+pub(crate) fn blame_text(error: anyhow::Error, source: &dyn fmt::Display) -> anyhow::Error {
+    let tokenizer = error.downcast_ref::<TokenizerError>();
+    let context = if tokenizer.is_some_and(TokenizerError::is_of_the_file) {
+        format!("{FLAG}, on {source}")
+    } else {
+        source.to_string()
+    };
+    error.context(context)
 }
 
 /// `--device`.
@@ -276,6 +297,8 @@ impl ModelArgs {
 
 #[cfg(test)]
 mod tests {
+    use deepseek_model::memory::Shortage;
+
     use super::*;
 
     #[test]
@@ -314,12 +337,36 @@ mod tests {
         let memory = StepError::Memory {
             rows: 8192,
             bytes: 9000,
-            shortage: deepseek_model::memory::Shortage { available },
+            shortage: Shortage { available },
+            fits: 5461,
         };
         insta::assert_snapshot!(
             text(memory.into()),
-            @"--chunk 8192: step: 8192 rows take about 8.8 KiB of memory, expected at most the 5.9 KiB that are available: take fewer rows in a step"
+            @"--chunk 8192: step: 8192 rows take about 8.8 KiB of memory, expected at most the 5.9 KiB that are available; 5461 rows would fit"
         );
+    }
+
+    /// Of the cache, that is: the flag is one of several things that make it large.
+    #[test]
+    fn a_cache_that_is_too_large_is_told_with_what_would_fit() {
+        let text = |bytes| {
+            let shortage = Shortage {
+                available: Some(1 << 30),
+            };
+            let error = CacheError::TooLarge {
+                bytes,
+                shortage,
+                max_sequences: 1,
+                max_tokens: 70_000,
+                fits: 30_208,
+            };
+            format!(
+                "{:#}",
+                blame(error.into(), "--replay exact", "--contexts 70000")
+            )
+        };
+        insta::assert_snapshot!(text(Some(3 << 30)), @"--contexts 70000: a KV cache of 70000 tokens in 1 sequence needs 3 GiB of memory, expected at most the 1 GiB that are available; 30208 tokens would fit");
+        insta::assert_snapshot!(text(None), @"--contexts 70000: a KV cache of 70000 tokens in 1 sequence needs more rows or bytes than can be addressed; 30208 tokens could be");
     }
 
     #[test]

@@ -2,19 +2,19 @@
 
 use std::fmt::Display;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Parser;
-use deepseek_model::sampler::log_softmax_at;
-use deepseek_model::{
-    CacheOptions, Error, KvCache, LogitRows, Model, ReplayPolicy, SequenceOptions, StepRequest,
-};
+use deepseek_model::{Model, ReplayPolicy};
 
 use crate::count;
 use crate::flags::{self, Blame, STATUS};
-use crate::io::{Io, shown};
-use crate::model::{Checkpoint, FLAG, ModelArgs, blame};
+use crate::interrupt::{Interrupt, Interrupted, Signal};
+use crate::io::{Io, is_dash, shown};
+use crate::measure::{mean_and_error, measure, new_cache};
+use crate::model::ModelArgs;
 use crate::output::{Score, score_table};
 use crate::progress;
 use crate::windows::{Texts, Window};
@@ -32,7 +32,9 @@ The fields of a JSON object:
   row_layers_share       share of the row-layers (a row through a layer) that ran
 
 The table comes when all is measured. Where a measurement fails, as for lack of memory, it has what was
-measured before, and the exit status tells. JSON objects come one by one, each when it is measured.
+measured before, and the exit status tells. So it does after an interrupt from the keyboard, with status
+130, and after SIGTERM, with 143; a second one ends the program at once. JSON objects come one by one,
+each when it is measured.
 
 RAYON_NUM_THREADS sets how many threads compute: 0, the default, is one for each core; at most 256,
 or four for each core where that is more.";
@@ -119,41 +121,35 @@ pub struct PerplexityArgs {
     pub json: bool,
 }
 
-/// What came of one context under one policy.
-struct Measured {
-    /// Mean over its scored rows.
-    nll: f64,
-    row_layers: usize,
-    row_layers_without_replay: usize,
-}
-
 /// Runs the program.
 ///
 /// # Errors
 /// Bad input is refused before anything is written to `io.out`, by an error that names the flag,
 /// the file or the field. A reader that closed `io.out` gives an error too.
 pub fn run(args: &PerplexityArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
+    args.check()?;
     let checkpoint = args.model.checkpoint()?;
-    args.check(&checkpoint)?;
+    args.check_positions(checkpoint.config.max_positions)?;
     let texts = Texts::load(&args.text, &checkpoint, io.stdin)?;
     let rows = args.last_rows.get() as usize;
-    let windows = |len| texts.windows(len, rows, args.windows.get() as usize);
-    let windows = args
-        .contexts
-        .iter()
-        .map(|&len| windows(len))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let longest = args.contexts.iter().copied().max().unwrap_or(1);
+    let each = args.windows.get() as usize;
+    texts.check(longest, rows, each)?;
+    let windows = args.contexts.iter();
+    let windows: Vec<_> = windows.map(|&len| texts.windows(len, rows, each)).collect();
 
-    for note in texts.notes(&args.contexts, args.windows.get() as usize) {
+    for note in texts.notes(&args.contexts, each) {
         // Beside the result: that nobody can be told is no failure.
         let _ = writeln!(io.err, "{note}");
     }
 
     let model = args.model.load(args.model.options()?, io.watched)?;
     // Every policy must be able to run before any of them costs time.
-    let longest = args.contexts.iter().copied().max().unwrap_or(1);
     for &policy in &args.policies {
         new_cache(&model, policy, longest, args.last_rows)?;
+    }
+    if let Some(interrupt) = &io.interrupt {
+        interrupt.watch().context("cannot watch for interrupts")?;
     }
     let mut scores = Vec::new();
     let measured = windows
@@ -168,24 +164,39 @@ pub fn run(args: &PerplexityArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
 }
 
 impl PerplexityArgs {
-    fn check(&self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
-        let (rows, positions) = (
-            self.last_rows.get() as usize,
-            checkpoint.config.max_positions,
+    /// Refuses what no model and no file makes right.
+    fn check(&self) -> anyhow::Result<()> {
+        let rows = self.last_rows.get() as usize;
+        if let Some(len) = self.contexts.iter().find(|len| **len < rows) {
+            bail!(Blame::misuse(format!(
+                "--contexts {len}: expected at least {}, as many as --last-rows scores",
+                count(rows, "token")
+            )));
+        }
+        let of_stdin = self.text.iter().filter(|file| is_dash(file)).count();
+        ensure!(
+            of_stdin <= 1,
+            Blame::misuse("--text -: standard input can be read only once")
         );
+        ensure_distinct("--text", self.text.iter().map(|file| shown(file)))?;
+        ensure_distinct("--contexts", &self.contexts)?;
+        ensure_distinct("--policies", &self.policies)
+    }
+
+    fn check_positions(&self, positions: usize) -> anyhow::Result<()> {
+        let rows = self.last_rows.get() as usize;
         ensure!(
             rows <= positions,
             "--last-rows {rows}: expected at most {positions} (max_position_embeddings)"
         );
-        for &len in &self.contexts {
+        for len in &self.contexts {
             ensure!(
-                (rows..=positions).contains(&len),
+                *len <= positions,
                 "--contexts {len}: expected {rows} (--last-rows) to {positions} tokens \
                  (max_position_embeddings)"
             );
         }
-        ensure_distinct("--contexts", &self.contexts)?;
-        ensure_distinct("--policies", &self.policies)
+        Ok(())
     }
 
     /// Adds one score per policy on contexts of one length; as JSON it is written at once.
@@ -198,6 +209,8 @@ impl PerplexityArgs {
     ) -> anyhow::Result<()> {
         let len = windows[0].context.len();
         let bar = progress::contexts(io.watched, windows.len() * self.policies.len());
+        let interrupt = io.interrupt.clone();
+        let signal = || interrupt.as_ref().and_then(Interrupt::came);
         let mut first: Option<Vec<f64>> = None;
         for &policy in &self.policies {
             let mut measured = Vec::with_capacity(windows.len());
@@ -208,7 +221,11 @@ impl PerplexityArgs {
                     let (file, start) = (shown(window.file), window.start);
                     format!("--text {file}, {tokens} from token {start} on, policy {policy}")
                 };
-                measured.push(measure(model, policy, self.chunk, window).with_context(context)?);
+                let one = measure(model, policy, self.chunk, window, signal);
+                match one.with_context(context)? {
+                    ControlFlow::Continue(one) => measured.push(one),
+                    ControlFlow::Break(by) => return Err(self.cut_off(by, scores.len()).into()),
+                }
                 bar.inc(1);
             }
             let nlls: Vec<f64> = measured.iter().map(|context| context.nll).collect();
@@ -244,6 +261,14 @@ impl PerplexityArgs {
         bar.finish_and_clear();
         Ok(())
     }
+
+    /// Why no more than `done` scores came.
+    fn cut_off(&self, by: Signal, done: usize) -> Interrupted {
+        let all = self.contexts.len() * self.policies.len();
+        let (left, all) = (all - done, count(all, "measurement"));
+        let left = format!("{left} of {all} had not come to an end");
+        Interrupted { by, left }
+    }
 }
 
 /// Writes one line.
@@ -253,116 +278,18 @@ fn write_json(io: &mut Io<'_>, score: &Score) -> anyhow::Result<()> {
     Ok(io.out.flush()?)
 }
 
-/// A cache for one context of `len` tokens, the last `rows` of which are scored.
-fn new_cache(
-    model: &Model,
-    policy: ReplayPolicy,
-    len: usize,
-    rows: NonZeroU32,
-) -> anyhow::Result<KvCache> {
-    let options = CacheOptions {
-        max_sequences: 1,
-        max_tokens: len,
-        page_tokens: CacheOptions::PAGE_TOKENS,
-        policy,
-        sampled_rows: rows,
-    };
-    model.new_cache(options).map_err(|error| {
-        let (policy, size) = (format!("--policies {policy}"), format!("--contexts {len}"));
-        blame(error, &policy, &size)
-    })
-}
-
-/// Prefills a context, a chunk at a time, and scores its last rows.
-fn measure(
-    model: &Model,
-    policy: ReplayPolicy,
-    chunk: Option<NonZeroUsize>,
-    window: &Window<'_>,
-) -> anyhow::Result<Measured> {
-    let prompt_len = window.context.len();
-    let rows = window.targets.len();
-    let sampled = NonZeroU32::new(rows as u32).context("no rows to score")?;
-    let mut cache = new_cache(model, policy, prompt_len, sampled)?;
-    let sequence = cache.add(SequenceOptions {
-        prompt_len,
-        keeps_rows: false,
-    })?;
-    let mut measured = Measured {
-        nll: 0.0,
-        row_layers: 0,
-        row_layers_without_replay: 0,
-    };
-    let blamed = |error: Error| {
-        let size = chunk.map_or_else(
-            || format!("--contexts {prompt_len} without --chunk"),
-            |chunk| format!("--chunk {chunk}"),
-        );
-        blame(error, &format!("--policies {policy}"), &size)
-    };
-    let (mut end, mut targets) = (0, window.targets);
-    for tokens in window
-        .context
-        .chunks(chunk.map_or(prompt_len, NonZeroUsize::get))
-    {
-        end += tokens.len();
-        // The scored rows may begin in an earlier chunk than the last.
-        let scored = (end + rows).saturating_sub(prompt_len).min(tokens.len());
-        let logits = LogitRows::Tail(scored);
-        let requests = [StepRequest {
-            sequence,
-            tokens,
-            logits,
-        }];
-        let output = model.forward(&requests, &mut cache).map_err(blamed)?;
-        let (here, later) = targets.split_at(scored);
-        let logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
-        for ((row, id), position) in logits.iter().zip(here).zip(end - scored..) {
-            let nll = -f64::from(log_softmax_at(row, *id).map_err(|error| blamed(error.into()))?);
-            ensure!(
-                nll.is_finite(),
-                "{FLAG}: the negative log-likelihood of token {id} after position {position} is {nll}: \
-                 expected a finite number"
-            );
-            measured.nll += nll / rows as f64;
-        }
-        targets = later;
-        measured.row_layers += output.stats.row_layers();
-        measured.row_layers_without_replay += output.stats.row_layers_without_replay();
-    }
-    Ok(measured)
-}
-
 /// Refuses what would be measured twice.
-fn ensure_distinct<T: PartialEq + Display>(flag: &str, values: &[T]) -> anyhow::Result<()> {
-    for (index, value) in values.iter().enumerate() {
+fn ensure_distinct<T: PartialEq + Display>(
+    flag: &str,
+    values: impl IntoIterator<Item = T>,
+) -> anyhow::Result<()> {
+    let mut known = Vec::new();
+    for value in values {
         ensure!(
-            !values[..index].contains(value),
+            !known.contains(&value),
             Blame::misuse(format!("{flag}: expected each once, got {value} again"))
         );
+        known.push(value);
     }
     Ok(())
-}
-
-/// The mean, and its standard error if there are two values or more.
-fn mean_and_error(values: impl ExactSizeIterator<Item = f64> + Clone) -> (f64, Option<f64>) {
-    let count = values.len() as f64;
-    let mean = values.clone().sum::<f64>() / count;
-    let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
-    let error = (squares / (count - 1.0) / count).sqrt();
-    (mean, (count > 1.0).then_some(error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn means_have_errors() {
-        assert_eq!(mean_and_error([2.0].into_iter()), (2.0, None));
-        let (mean, error) = mean_and_error([1.0, 2.0, 3.0, 6.0].into_iter());
-        assert!((mean - 3.0).abs() < 1e-12);
-        // Variance 14 / 3, over four values.
-        assert!((error.unwrap() - (14.0_f64 / 12.0).sqrt()).abs() < 1e-12);
-    }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, bail, ensure};
 
 use crate::flags::{self, Blame};
 use crate::io;
-use crate::model::Checkpoint;
+use crate::model::{Checkpoint, blame_text};
 
 /// Where prompts come from.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -60,16 +60,32 @@ impl fmt::Display for Source {
 }
 
 impl PromptArgs {
-    /// Reads all prompts.
+    /// Refuses what no file makes right.
     ///
     /// # Errors
-    /// There is none, one is empty, or a file cannot be read as UTF-8 text.
-    pub fn collect(&self, stdin: &mut dyn Read) -> anyhow::Result<Vec<Prompt>> {
+    /// There is no prompt, one is empty, or standard input is to be two.
+    pub fn check(&self) -> anyhow::Result<()> {
         let of_stdin = self.prompt_file.iter().filter(|path| io::is_dash(path));
         ensure!(
             of_stdin.count() <= 1,
             Blame::misuse("--prompt-file -: standard input can be read only once")
         );
+        ensure!(
+            !(self.prompt.is_empty() && self.prompt_file.is_empty()),
+            Blame::misuse("there is no prompt: give one with --prompt TEXT or --prompt-file PATH")
+        );
+        if let Some(empty) = self.prompt.iter().position(String::is_empty) {
+            let source = Source::Flag(empty + 1);
+            bail!(Blame::misuse(format!("{source}: the prompt is empty")));
+        }
+        Ok(())
+    }
+
+    /// Reads all prompts, which were [checked](Self::check).
+    ///
+    /// # Errors
+    /// A file is empty or cannot be read as UTF-8 text.
+    pub fn collect(&self, stdin: &mut dyn Read) -> anyhow::Result<Vec<Prompt>> {
         let mut prompts: Vec<Prompt> = (1..)
             .zip(&self.prompt)
             .map(|(number, text)| Prompt {
@@ -80,19 +96,8 @@ impl PromptArgs {
         for path in &self.prompt_file {
             let source = Source::File(path.clone());
             let text = io::read_text_or(path, stdin).with_context(|| source.to_string())?;
+            ensure!(!text.is_empty(), "{source}: the prompt is empty");
             prompts.push(Prompt { source, text });
-        }
-        if prompts.is_empty() {
-            bail!(Blame::misuse(
-                "there is no prompt: give one with --prompt TEXT or --prompt-file PATH"
-            ));
-        }
-        if let Some(empty) = prompts.iter().find(|prompt| prompt.text.is_empty()) {
-            let text = format!("{}: the prompt is empty", empty.source);
-            bail!(match empty.source {
-                Source::Flag(_) => Blame::misuse(text),
-                Source::File(_) => Blame::here(text),
-            });
         }
         Ok(prompts)
     }
@@ -104,7 +109,7 @@ impl Prompt {
     /// # Errors
     /// No token, or more tokens than the model has positions.
     pub fn encode(&self, checkpoint: &Checkpoint) -> anyhow::Result<Vec<u32>> {
-        encode(&self.text, checkpoint).with_context(|| self.source.to_string())
+        encode(&self.text, checkpoint).map_err(|error| blame_text(error, &self.source))
     }
 }
 
@@ -164,7 +169,8 @@ mod tests {
     #[track_caller]
     fn refusal(args: &PromptArgs, stdin: &[u8]) -> String {
         let here = std::env::current_dir().unwrap().display().to_string();
-        format!("{:#}", args.collect(&mut &*stdin).unwrap_err()).replace(&here, "HERE")
+        let prompts = args.check().and_then(|()| args.collect(&mut &*stdin));
+        format!("{:#}", prompts.unwrap_err()).replace(&here, "HERE")
     }
 
     #[test]

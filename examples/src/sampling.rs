@@ -51,9 +51,10 @@ pub struct SamplingArgs {
     pub seed: u64,
 }
 
-/// Keys of `generation_config.json` that change which tokens are chosen and are not followed here: each
-/// with the value that changes nothing, and whether it matters only where tokens are drawn.
-const IGNORED: [(&str, f64, bool); 26] = [
+/// Keys of `generation_config.json` that change which text comes and are not followed here: each with the
+/// value that changes nothing, and whether it matters only where tokens are drawn. What is empty, `false` or
+/// `null` changes nothing either.
+const IGNORED: [(&str, f64, bool); 37] = [
     ("repetition_penalty", 1.0, false),
     ("encoder_repetition_penalty", 1.0, false),
     ("no_repeat_ngram_size", 0.0, false),
@@ -67,7 +68,19 @@ const IGNORED: [(&str, f64, bool); 26] = [
     ("begin_suppress_tokens", 0.0, false),
     ("forced_bos_token_id", -1.0, false),
     ("forced_eos_token_id", -1.0, false),
+    ("force_words_ids", 0.0, false),
+    ("constraints", 0.0, false),
+    ("forced_decoder_ids", 0.0, false),
+    ("dola_layers", 0.0, false),
+    ("token_healing", 0.0, false),
+    ("watermarking_config", 0.0, false),
     ("stop_strings", 0.0, false),
+    ("stop", 0.0, false),
+    ("stop_token_ids", 0.0, false),
+    // What the library that writes the file takes where nobody says otherwise.
+    ("max_length", 20.0, false),
+    ("max_new_tokens", -1.0, false),
+    ("max_time", -1.0, false),
     ("min_length", 0.0, false),
     ("min_new_tokens", 0.0, false),
     ("guidance_scale", 1.0, false),
@@ -186,8 +199,14 @@ impl Recommended {
                     .iter()
                     .filter_map(|&(key, plain, of_drawing)| {
                         let value = fields.get(key).filter(|value| !value.is_null())?;
-                        let empty = value.as_array().is_some_and(Vec::is_empty);
-                        let changes = !empty && value.as_f64() != Some(plain);
+                        let off = match value {
+                            Value::Bool(on) => !on,
+                            Value::Array(list) => list.is_empty(),
+                            Value::Object(fields) => fields.is_empty(),
+                            Value::String(text) => text.is_empty(),
+                            value => value.as_f64() == Some(plain),
+                        };
+                        let changes = !off;
                         changes.then(|| (format!("{key} {}", quoted(value)), of_drawing))
                     })
                     .collect(),
@@ -347,8 +366,15 @@ mod tests {
         let raw = "{\"repetition_penalty\": \"\u{9b}31m\u{7f}\"}";
         insta::assert_snapshot!(note(&drawn, raw).unwrap(), @r#"note: DIR/generation_config.json asks for repetition_penalty "\u{9b}31m\u{7f}", which is not followed"#);
         let plain = r#"{"repetition_penalty": 1.0, "min_p": 0, "num_beams": 1, "typical_p": null,
-            "stop_strings": []}"#;
+            "stop_strings": [], "stop_token_ids": [], "watermarking_config": {}, "token_healing": false,
+            "max_length": 20, "max_new_tokens": null, "max_time": null, "dola_layers": ""}"#;
         assert_eq!(note(&drawn, plain), None);
+        let released = r#"{"_from_model_config": true, "bos_token_id": 0, "eos_token_id": 1,
+            "do_sample": true, "temperature": 1.0, "top_p": 1.0, "transformers_version": "4.46.3"}"#;
+        assert_eq!(note(&SamplingArgs::default(), released), None);
+        let ends = r#"{"max_new_tokens": 64, "max_length": 4096, "max_time": 0.5, "stop_token_ids": [7],
+            "watermarking_config": {"bias": 2.5}, "token_healing": true, "dola_layers": "high"}"#;
+        insta::assert_snapshot!(note(&SamplingArgs::default(), ends).unwrap(), @r#"note: DIR/generation_config.json asks for dola_layers "high", token_healing true, watermarking_config {"bias":2.5}, stop_token_ids [7], max_length 4096, max_new_tokens 64, max_time 0.5, which is not followed"#);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use indicatif::ProgressBar;
 
 use crate::count;
 use crate::generate::GenerateArgs;
-use crate::interrupt::{Interrupt, Interrupted};
+use crate::interrupt::{Interrupt, Interrupted, Signal};
 use crate::io::Io;
 use crate::memory::MemoryTable;
 use crate::model::blame;
@@ -57,9 +57,9 @@ impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
             interrupt.watch().context("cannot watch for interrupts")?;
         }
         while !self.generator.is_finished() {
-            if io.interrupt.as_ref().is_some_and(Interrupt::came) {
+            if let Some(signal) = io.interrupt.as_ref().and_then(Interrupt::came) {
                 bar.finish_and_clear();
-                return self.cut_off(stream, io);
+                return self.cut_off(signal, stream, io);
             }
             let events = self.generator.step().map_err(|error| {
                 let size = format!("--chunk {}", self.args.step_rows(self.args.logprobs));
@@ -85,6 +85,7 @@ impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
     /// It cannot be written, or was: the run was interrupted.
     fn cut_off(
         &self,
+        by: Signal,
         stream: Option<TextStream<&Tokenizer>>,
         io: &mut Io<'_>,
     ) -> anyhow::Result<()> {
@@ -98,7 +99,7 @@ impl<M: Fn() -> Option<MemoryTable>> Session<'_, M> {
         let _ = self.explain(io.err);
         let all = count(self.prompts.len(), "text");
         let left = format!("{} of {all} had not come to an end", cut.len());
-        Err(Interrupted { left }.into())
+        Err(Interrupted { by, left }.into())
     }
 
     fn show(

@@ -3,12 +3,11 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 
 use crate::count;
-use crate::flags::Blame;
 use crate::io;
-use crate::model::Checkpoint;
+use crate::model::{Checkpoint, blame_text};
 use crate::overlap::{self, STRETCH, Twin};
 
 /// What comes of contexts that have much in common.
@@ -46,11 +45,6 @@ impl Texts {
         stdin: &mut dyn Read,
     ) -> anyhow::Result<Self> {
         let mut texts: Vec<(PathBuf, Vec<u32>)> = Vec::with_capacity(files.len());
-        let of_stdin = files.iter().filter(|file| io::is_dash(file)).count();
-        ensure!(
-            of_stdin <= 1,
-            Blame::misuse("--text -: standard input can be read only once")
-        );
         for file in files {
             let mut read = || {
                 let text = io::read_text_or(file, stdin)?;
@@ -62,7 +56,8 @@ impl Texts {
                 }
                 Ok(ids)
             };
-            let ids = read().with_context(|| format!("--text {}", io::shown(file)))?;
+            let source = format!("--text {}", io::shown(file));
+            let ids = read().map_err(|error| blame_text(error, &source))?;
             texts.push((file.clone(), ids));
         }
         Ok(Self {
@@ -103,51 +98,58 @@ impl Texts {
         notes
     }
 
-    /// `windows_per_text` windows of `len` tokens of each text, their beginnings spread evenly from one end
-    /// to the other, with the targets of the last `rows` rows.
+    /// Refuses texts without room for `windows_per_text` different windows of `len` tokens, the last `rows` of
+    /// which are scored. There is room for shorter ones, too.
     ///
     /// # Errors
-    /// A text is shorter than a window, or has fewer distinct windows than that.
-    pub fn windows(
-        &self,
-        len: usize,
-        rows: usize,
-        windows_per_text: usize,
-    ) -> anyhow::Result<Vec<Window<'_>>> {
+    /// Names the text, how many tokens it would need, and which flags would make it do.
+    pub fn check(&self, len: usize, rows: usize, windows_per_text: usize) -> anyhow::Result<()> {
         let begun = usize::from(self.bos.is_some());
-        let taken = len - begun;
-        let mut windows = Vec::new();
         for (file, text) in &self.texts {
-            let (tokens, name) = (text.len(), io::shown(file));
-            // A context of the scored rows alone, and the token that follows it.
-            let least = (rows - begun + 1).max(1);
-            ensure!(
-                tokens >= least,
-                "--text {name}: expected at least {} to score {} (--last-rows), got {tokens}: give a longer \
-                 text, or lower --last-rows",
+            // A window of one begins at a token of its own, and the last is followed by one more.
+            let (tokens, taken) = (text.len(), len - begun);
+            let least = taken.saturating_add(windows_per_text);
+            if tokens >= least {
+                continue;
+            }
+            let mut help = vec!["give a longer text".to_owned()];
+            // Of one window, then of as many as were asked for.
+            let longest = (tokens + begun).saturating_sub(1);
+            let longest_of_all = (tokens + begun).saturating_sub(windows_per_text);
+            if tokens > taken {
+                help.push(format!("lower --windows to {}", tokens - taken));
+            }
+            if longest_of_all >= rows.max(1) {
+                help.push(format!("lower --contexts to {longest_of_all}"));
+            } else if longest < rows && rows > 1 {
+                help.push("lower --contexts and --last-rows".to_owned());
+            } else if longest >= rows && tokens <= taken {
+                help.push("lower --contexts and --windows".to_owned());
+            }
+            bail!(
+                "--text {}: expected at least {} for {} of {} (--windows, --contexts){}, got {tokens}: {}",
+                io::shown(file),
                 count(least, "token"),
-                count(rows, "row")
-            );
-            ensure!(
-                tokens > taken,
-                "--contexts {len}: expected at most {}, --text {name} has {}{}: lower --contexts, or give a \
-                 longer text",
-                tokens - 1 + begun,
-                count(tokens, "token"),
+                count(windows_per_text, "context"),
+                count(len, "token"),
                 if begun > 0 {
-                    " without the beginning-of-text token"
+                    ", the first of which is the beginning-of-text token"
                 } else {
                     ""
-                }
+                },
+                help.join(", or ")
             );
-            let starts = tokens - taken;
-            ensure!(
-                windows_per_text <= starts,
-                "--windows {windows_per_text}: expected at most {starts}, --text {name} has no more \
-                 contexts of {} that differ: lower --windows or --contexts",
-                count(len, "token")
-            );
-            let last_start = starts - 1;
+        }
+        Ok(())
+    }
+
+    /// `windows_per_text` windows of `len` tokens of each text, their beginnings spread evenly from one end
+    /// to the other, with the targets of the last `rows` rows. There must be [room](Self::check) for them.
+    pub fn windows(&self, len: usize, rows: usize, windows_per_text: usize) -> Vec<Window<'_>> {
+        let taken = len - usize::from(self.bos.is_some());
+        let mut windows = Vec::new();
+        for (file, text) in &self.texts {
+            let last_start = text.len() - taken - 1;
             for window in 0..windows_per_text {
                 let start = last_start * window / (windows_per_text - 1).max(1);
                 let end = start + taken;
@@ -162,7 +164,7 @@ impl Texts {
                 });
             }
         }
-        Ok(windows)
+        windows
     }
 }
 
@@ -183,7 +185,7 @@ mod tests {
     #[test]
     fn windows_reach_from_end_to_end() {
         let texts = texts(None);
-        let windows = texts.windows(5, 2, 3).unwrap();
+        let windows = texts.windows(5, 2, 3);
         let starts: Vec<u32> = windows.iter().map(|window| window.context[0]).collect();
         assert_eq!(starts, [100, 102, 104, 200, 207, 214]);
         assert_eq!(windows[2].context, [104, 105, 106, 107, 108]);
@@ -195,33 +197,67 @@ mod tests {
     #[test]
     fn a_first_token_of_the_model_s_own_counts_as_one() {
         let texts = texts(Some(0));
-        let windows = texts.windows(5, 3, 1).unwrap();
+        let windows = texts.windows(5, 3, 1);
         assert_eq!(windows[0].context, [0, 100, 101, 102, 103]);
         assert_eq!(windows[0].targets, [102, 103, 104]);
     }
 
+    /// What the refusal asks for must do, and one token less must not.
     #[test]
-    fn a_text_shorter_than_the_window_is_named() {
-        let texts = texts(None);
-        assert!(texts.windows(9, 1, 1).is_ok());
-        let error = texts.windows(10, 1, 4).unwrap_err();
-        insta::assert_snapshot!(error, @"--contexts 10: expected at most 9, --text a.txt has 10 tokens: lower --contexts, or give a longer text");
-    }
-
-    /// No flag makes such a text long enough: an empty one once made the bound wrap.
-    #[test]
-    fn a_text_too_short_for_any_context_is_blamed_itself() {
+    fn a_text_without_room_is_told_how_long_it_must_be() {
         let of = |tokens: u32, bos| Texts {
             texts: vec![("a.txt".into(), (0..tokens).collect())],
             bos,
         };
-        let refuse = |tokens, bos, rows| of(tokens, bos).windows(64, rows, 1).unwrap_err();
-        insta::assert_snapshot!(refuse(0, None, 1), @"--text a.txt: expected at least 2 tokens to score 1 row (--last-rows), got 0: give a longer text, or lower --last-rows");
-        insta::assert_snapshot!(refuse(0, Some(0), 1), @"--text a.txt: expected at least 1 token to score 1 row (--last-rows), got 0: give a longer text, or lower --last-rows");
-        insta::assert_snapshot!(refuse(7, Some(0), 8), @"--text a.txt: expected at least 8 tokens to score 8 rows (--last-rows), got 7: give a longer text, or lower --last-rows");
-        insta::assert_snapshot!(refuse(8, Some(0), 8), @"--contexts 64: expected at most 8, --text a.txt has 8 tokens without the beginning-of-text token: lower --contexts, or give a longer text");
-        assert!(of(8, Some(0)).windows(8, 8, 1).is_ok());
-        assert!(of(9, None).windows(8, 8, 1).is_ok());
+        for bos in [None, Some(0)] {
+            for (len, rows, windows) in [(64, 8, 1), (64, 8, 8), (8, 8, 1), (8, 8, 3), (1, 1, 1)] {
+                let refusal = of(0, bos)
+                    .check(len, rows, windows)
+                    .unwrap_err()
+                    .to_string();
+                let least = refusal.split("at least ").nth(1).unwrap();
+                let least: u32 = least.split(' ').next().unwrap().parse().unwrap();
+                of(least - 1, bos).check(len, rows, windows).unwrap_err();
+                let texts = of(least, bos);
+                texts.check(len, rows, windows).unwrap();
+                let cut = texts.windows(len, rows, windows);
+                let distinct = cut.windows(2).all(|pair| pair[0].start < pair[1].start);
+                assert!(cut.len() == windows && distinct, "{bos:?} {len} {windows}");
+            }
+        }
+    }
+
+    #[test]
+    fn flags_that_a_shorter_text_would_do_with_are_named() {
+        let refuse = |tokens: u32, bos, (len, rows, windows)| {
+            let texts = Texts {
+                texts: vec![("a.txt".into(), (0..tokens).collect())],
+                bos,
+            };
+            texts.check(len, rows, windows).unwrap_err().to_string()
+        };
+        insta::assert_snapshot!(refuse(10, None, (10, 1, 1)), @"--text a.txt: expected at least 11 tokens for 1 context of 10 tokens (--windows, --contexts), got 10: give a longer text, or lower --contexts to 9");
+        insta::assert_snapshot!(refuse(10, Some(0), (64, 8, 1)), @"--text a.txt: expected at least 64 tokens for 1 context of 64 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 10: give a longer text, or lower --contexts to 10");
+        insta::assert_snapshot!(refuse(20, None, (14, 8, 8)), @"--text a.txt: expected at least 22 tokens for 8 contexts of 14 tokens (--windows, --contexts), got 20: give a longer text, or lower --windows to 6, or lower --contexts to 12");
+        insta::assert_snapshot!(refuse(20, None, (18, 16, 8)), @"--text a.txt: expected at least 26 tokens for 8 contexts of 18 tokens (--windows, --contexts), got 20: give a longer text, or lower --windows to 2");
+        insta::assert_snapshot!(refuse(20, None, (64, 8, 16)), @"--text a.txt: expected at least 80 tokens for 16 contexts of 64 tokens (--windows, --contexts), got 20: give a longer text, or lower --contexts and --windows");
+        insta::assert_snapshot!(refuse(7, Some(0), (64, 8, 1)), @"--text a.txt: expected at least 64 tokens for 1 context of 64 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 7: give a longer text, or lower --contexts and --last-rows");
+        insta::assert_snapshot!(refuse(0, None, (1, 1, 1)), @"--text a.txt: expected at least 2 tokens for 1 context of 1 token (--windows, --contexts), got 0: give a longer text");
+    }
+
+    /// A refusal's own numbers, where they are given as flags.
+    #[test]
+    fn flags_as_a_refusal_says_will_do() {
+        let texts = texts(Some(0));
+        let refusal = texts.check(9, 2, 4).unwrap_err().to_string();
+        let number = |flag: &str| -> usize {
+            let after = refusal.split(&format!("lower {flag} to ")).nth(1).unwrap();
+            after.split([',', ' ']).next().unwrap().parse().unwrap()
+        };
+        texts.check(9, 2, number("--windows")).unwrap();
+        texts.check(9, 2, number("--windows") + 1).unwrap_err();
+        texts.check(number("--contexts"), 2, 4).unwrap();
+        texts.check(number("--contexts") + 1, 2, 4).unwrap_err();
     }
 
     /// The help says that the standard error is then larger than it seems; so must the output.
@@ -248,12 +284,12 @@ mod tests {
     }
 
     #[test]
-    fn more_windows_than_there_are_beginnings_are_refused() {
+    fn as_many_windows_as_there_are_beginnings() {
         let texts = texts(None);
-        let windows = texts.windows(7, 1, 3).unwrap();
+        texts.check(7, 1, 3).unwrap();
+        let windows = texts.windows(7, 1, 3);
         let starts: Vec<u32> = windows.iter().map(|window| window.context[0]).collect();
         assert_eq!(starts, [100, 101, 102, 200, 206, 212]);
-        let error = texts.windows(7, 1, u32::MAX as usize).unwrap_err();
-        insta::assert_snapshot!(error, @"--windows 4294967295: expected at most 3, --text a.txt has no more contexts of 7 tokens that differ: lower --windows or --contexts");
+        texts.check(7, 1, u32::MAX as usize).unwrap_err();
     }
 }

@@ -52,18 +52,43 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// A path as errors show it.
-pub(crate) struct Shown<'a>(pub(crate) &'a Path);
+/// A path as errors show it, as [`ShownBytes`].
+#[derive(Debug, Clone, Copy)]
+pub struct Shown<'a>(pub &'a Path);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Plain(&self.0.display().to_string()).fmt(f)
+        ShownBytes(self.0.as_os_str().as_encoded_bytes()).fmt(f)
+    }
+}
+
+/// Bytes that should be text as errors show them: what is not plain is escaped, and a byte that is no text
+/// is `\xff`.
+#[derive(Debug, Clone, Copy)]
+pub struct ShownBytes<'a>(pub &'a [u8]);
+
+impl fmt::Display for ShownBytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            Plain(chunk.valid()).fmt(f)?;
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// U+FFFD in its place would make one name of many.
+    #[test]
+    fn bytes_that_are_no_text_are_shown() {
+        let bytes = b"a\xff\xe9 \xc3\xa9\n\xe2\x82";
+        insta::assert_snapshot!(ShownBytes(bytes), @r"a\xff\xe9 é\n\xe2\x82");
+    }
 
     /// An override turns `exe.txt` around; a tag or a blank of no width makes two names look the same.
     #[test]

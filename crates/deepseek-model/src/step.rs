@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::cache::SequenceId;
-use crate::memory::{Bytes, Shortage};
+use crate::memory::{Bytes, Shortage, fits::rows_would_fit};
 
 /// Which output rows of a request are turned into logits.
 ///
@@ -151,8 +151,11 @@ pub enum StepError {
     },
     /// More rows than the host has memory for.
     #[error(
-        "step: {rows} rows take about {} of memory, {shortage}: take fewer rows in a step",
-        Bytes(*bytes)
+        "step: {rows} row{} take{} about {} of memory, {shortage}; {}",
+        if *rows == 1 { "" } else { "s" },
+        if *rows == 1 { "s" } else { "" },
+        Bytes(*bytes),
+        rows_would_fit(*fits)
     )]
     Memory {
         /// Rows of the step.
@@ -161,6 +164,8 @@ pub enum StepError {
         bytes: u64,
         /// What there is.
         shortage: Shortage,
+        /// Rows of a step of this kind that would fit.
+        fits: usize,
     },
     /// Rows that only rebuild window KV after a hit, with nothing below them: what they give is no
     /// result.

@@ -102,8 +102,8 @@ fn sizes_beyond_any_memory_are_refused() {
             .unwrap_err()
             .to_string()
     };
-    insta::assert_snapshot!(refused(1, usize::MAX), @"cache: max_sequences 1 and max_tokens 18446744073709551615 need more rows or bytes than can be addressed");
-    insta::assert_snapshot!(refused(usize::MAX, 1), @"cache: max_sequences 18446744073709551615 and max_tokens 1 need more rows or bytes than can be addressed");
+    insta::assert_snapshot!(refused(1, usize::MAX), @"cache: max_sequences 1 and max_tokens 18446744073709551615 need more rows or bytes than can be addressed; 4294967168 tokens could be");
+    insta::assert_snapshot!(refused(usize::MAX, 1), @"cache: max_sequences 18446744073709551615 and max_tokens 1 need more rows or bytes than can be addressed; 0 tokens could be");
 }
 
 #[test]

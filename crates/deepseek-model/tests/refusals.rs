@@ -41,14 +41,24 @@ impl Texts {
     }
 }
 
-/// A text without the size of the memory that this machine has left.
+/// A text without the size of the memory that this machine has left, and what fits there.
 fn without_memory(text: &str) -> String {
-    let (before, after) = ("expected at most the ", " that are available");
+    let text = without(
+        text,
+        "expected at most the ",
+        " that are available",
+        "MEMORY",
+    );
+    without(&text, " that are available; ", " tokens would fit", "SOME")
+}
+
+/// A text with a `name` for what lies between two others, where they are.
+fn without(text: &str, before: &str, after: &str, name: &str) -> String {
     let Some((start, rest)) = text.split_once(before) else {
         return text.to_owned();
     };
     match rest.split_once(after) {
-        Some((_, end)) => format!("{start}{before}MEMORY{after}{end}"),
+        Some((_, end)) => format!("{start}{before}{name}{after}{end}"),
         None => text.to_owned(),
     }
 }

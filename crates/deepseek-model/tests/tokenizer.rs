@@ -241,12 +241,21 @@ fn parts_that_the_library_panics_at_are_named() {
         file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": "?"});
     });
     insta::assert_snapshot!(refusal(charsmap), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: it panicked: Precompiled: Error("Invalid byte 63, offset 0.", line: 1, co.."#);
-    // What it panics at may be a text, too, that nobody could know when the file was read.
+    // What it panics at may be a text, too, that nobody could know when the file was read: the file is to
+    // blame all the same.
     let ahead = load_changed(|file| {
-        file["normalizer"] =
-            json!({"type": "Replace", "pattern": {"Regex": "(?=said)"}, "content": "x"});
+        file["normalizer"] = json!({"type": "Sequence", "normalizers": [
+            {"type": "NFC"},
+            {"type": "Replace", "pattern": {"Regex": "(?=s{2})"}, "content": "x"},
+        ]});
     });
-    insta::assert_snapshot!(refusal(ahead.unwrap().encode("said it")), @"the tokenizer tokenizer.json cannot encode: its pre-tokenizer, on what its normalizer made of the text: it panicked: index out of bounds: the len is 5 but the index is 5");
+    let ahead = ahead.unwrap();
+    for fine in ["said it", "it passes"] {
+        ahead.encode(fine).unwrap();
+    }
+    let failed = ahead.encode("ssh");
+    assert!(failed.as_ref().is_err_and(TokenizerError::is_of_the_file));
+    insta::assert_snapshot!(refusal(failed), @r#"the normalizer "Sequence" of NFC, Replace of tokenizer.json has a Replace of {"Regex":"(?=s{2})"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more"#);
     let bytes = std::fs::read_to_string(fixture().join("tokenizer.json")).unwrap();
     let json: Value = serde_json::from_str(&bytes).unwrap();
     let decoder = json["decoder"].to_string();

@@ -114,16 +114,17 @@ proptest! {
 /// The library would allocate what the table's first four bytes say, up to 8 GiB.
 #[test]
 fn a_table_that_announces_more_than_it_has_is_refused() {
-    let with = |table: &'static str| {
+    let with = |table: String| {
         load_changed(move |file| {
             file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": table});
         })
     };
-    insta::assert_snapshot!(refusal(with("/////wAAAAA=")), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 4294967295 bytes, expected at most the 4 that follow"#);
+    insta::assert_snapshot!(refusal(with("/////wAAAAA=".to_owned())), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 4294967295 bytes, expected at most the 4 that follow"#);
     // One byte more than there are.
-    insta::assert_snapshot!(refusal(with("BQAAAAAAAAA=")), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 5 bytes, expected at most the 4 that follow"#);
-    // As many as there are: a trie of one entry, and no replacements.
-    with("BAAAAAAAAAA=").unwrap();
+    insta::assert_snapshot!(refusal(with("BQAAAAAAAAA=".to_owned())), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 5 bytes, expected at most the 4 that follow"#);
+    // As many as there are: a trie of one block that leads nowhere, and no replacements.
+    let block = "AAAA".repeat(341);
+    with(format!("AAQA{block}AAA=")).unwrap();
 
     let nested = load_changed(|file| {
         file["normalizer"] = json!({"type": "Sequence", "normalizers": [
@@ -131,6 +132,14 @@ fn a_table_that_announces_more_than_it_has_is_refused() {
         ]});
     });
     insta::assert_snapshot!(refusal(nested), @r#"the tokenizers crate 0.23 cannot read the normalizer "Sequence" of NFC, ? of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 4294967295 bytes, expected at most the 4 that follow"#);
+}
+
+/// The library would follow it and panic, at texts that begin with certain bytes.
+#[test]
+fn a_table_that_leads_out_of_itself_is_refused() {
+    // A trie of one unit, of which each byte leads to another.
+    let table = json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="});
+    insta::assert_snapshot!(refusal(with_normalizer(table)), @r#"the tokenizers crate 0.23 cannot read the normalizer "Precompiled" of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap leads to unit 1 of a trie of 1"#);
 }
 
 fn replace(pattern: &str, content: &str) -> Value {
@@ -156,7 +165,7 @@ fn steps_that_make_a_text_grow_without_bound_are_refused() {
         json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "o".repeat(65_536)}),
         json!({"type": "Prepend", "prepend": "o".repeat(65_536)}),
         // A trie of one entry and a replacement of 65,537 bytes, all 0x01.
-        json!({"type": "Precompiled", "precompiled_charsmap": format!("BAAAAAAAAA{}", "EBAQ".repeat(21_846))}),
+        json!({"type": "Precompiled", "precompiled_charsmap": format!("AAQA{}{}AQE=", "AAAA".repeat(342), "AQEB".repeat(21_845))}),
     ] {
         texts += &refusal(with_normalizer(normalizer));
         texts.push('\n');
@@ -229,6 +238,8 @@ fn steps_at_which_the_library_fails_are_refused_by_name() {
         ("normalizer", regex("^")),
         ("normalizer", regex("(?=q)")),
         ("normalizer", regex("\u{202e}|")),
+        ("normalizer", regex("(?=ROM)")),
+        ("normalizer", regex("x+|(?=[KM]B)")),
         ("normalizer", sequence(prepend(""))),
         ("pre_tokenizer", pieces(0)),
         ("decoder", strip(1, 1)),
@@ -256,6 +267,8 @@ fn steps_at_which_the_library_fails_are_refused_by_name() {
     the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"^"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
     the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"(?=q)"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
     the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"\u{202e}|"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
+    the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"(?=ROM)"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
+    the normalizer "Replace" of tokenizer.json has a Replace of {"Regex":"x+|(?=[KM]B)"}, at which the tokenizers crate 0.23 fails: expected a pattern that takes a character or more
     the normalizer "Sequence" of NFC, Prepend of tokenizer.json has a Prepend of nothing, at which the tokenizers crate 0.23 fails: expected a text to prepend
     the pre_tokenizer "FixedLength" of tokenizer.json has a FixedLength of 0, at which the tokenizers crate 0.23 fails: expected 1 or above
     the decoder "Strip" of tokenizer.json has a Strip with stop 1, at which the tokenizers crate 0.23 fails: expected stop 0

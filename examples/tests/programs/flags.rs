@@ -101,7 +101,7 @@ fn flags_stand_under_their_own_heading() {
 fn text_that_is_no_utf_8_is_refused_by_its_flag() {
     let value = std::os::unix::ffi::OsStringExt::from_vec(b"a\xff".to_vec());
     let text = refusal::<GenerateArgs>(&["--prompt".into(), value]).unwrap();
-    insta::assert_snapshot!(text, @"error: invalid value 'a�' for '--prompt <TEXT>': expected UTF-8 text, got byte 0xff at offset 1");
+    insta::assert_snapshot!(text, @r"error: invalid value 'a\xff' for '--prompt <TEXT>': expected UTF-8 text, got byte 0xff at offset 1");
 }
 
 /// A variable of a shell that is not set leaves an empty value, which clap takes for none at all.
@@ -122,11 +122,18 @@ fn an_empty_value_is_named_as_one() {
         let flag = args[0].trim_end_matches('=');
         let named = format!("error: invalid value '(empty)' for '{flag} <");
         assert!(text.starts_with(&named), "{text}");
+        let expected = match flag {
+            "--model" => "expected the path of a directory, got none",
+            "--output" | "--batch" | "--prompt-file" => "expected the path of a file, got none",
+            // Clap lists the names that there are, below.
+            _ => "",
+        };
+        assert!(text.ends_with(expected), "{text}");
     }
     for args in [&["--text", ""][..], &["--text", "a", ""]] {
         let text = refusal::<PerplexityArgs>(&of(args)).unwrap();
         insta::allow_duplicates! {
-            insta::assert_snapshot!(text, @"error: invalid value '(empty)' for '--text <FILE>...'");
+            insta::assert_snapshot!(text, @"error: invalid value '(empty)' for '--text <FILE>...': expected the path of a file, got none");
         }
     }
     let missing = refusal::<GenerateArgs>(&of(&["--prompt", "", "--model"])).unwrap();

@@ -51,6 +51,9 @@ pub(crate) fn without_first_token() -> TempDir {
         config["bos_token_id"] = Value::Null;
         config["text_config"]["bos_token_id"] = Value::Null;
     });
+    change(&dir.path().join("generation_config.json"), |generation| {
+        generation["bos_token_id"] = Value::Null;
+    });
     dir
 }
 

@@ -177,7 +177,8 @@ fn a_length_that_fails_leaves_what_was_measured() {
 #[test]
 fn perplexity_refuses_what_it_cannot_measure() {
     insta::assert_snapshot!(perplexity(&["--contexts", "5000"]).refused(), @"--contexts 5000: expected 8 (--last-rows) to 4096 tokens (max_position_embeddings)");
-    insta::assert_snapshot!(perplexity(&["--contexts", "64,4"]).refused(), @"--contexts 4: expected 8 (--last-rows) to 4096 tokens (max_position_embeddings)");
+    insta::assert_snapshot!(perplexity(&["--contexts", "64,4"]).refused(), @"--contexts 4: expected at least 8 tokens, as many as --last-rows scores");
+    insta::assert_snapshot!(perplexity(&["--contexts", "5000", "--last-rows", "6000"]).refused(), @"--contexts 5000: expected at least 6,000 tokens, as many as --last-rows scores");
     insta::assert_snapshot!(perplexity(&["--contexts", "64,32,64"]).refused(), @"--contexts: expected each once, got 64 again");
     insta::assert_snapshot!(perplexity(&["--replay", "off,exact,off"]).refused(), @"--policies: expected each once, got off again");
     insta::assert_snapshot!(perplexity(&["--text", "no/such"]).refused(), @"--text no/such: cannot read HERE/no/such: No such file or directory (os error 2)");
@@ -201,6 +202,29 @@ fn perplexity_of(texts: &[&str], stdin: &str) -> Run {
     Run::of(stdin, |io| run(&args, io))
 }
 
+/// It once asked for as many tokens as are scored, where a context has more; and the length of the text that
+/// it asks for must do, of all contexts.
+#[test]
+fn a_text_of_as_many_tokens_as_are_asked_for_is_measured() {
+    let text = std::fs::read_to_string(data() + "/tempest.txt").unwrap();
+    let tokenizer = Tokenizer::load(demo()).unwrap();
+    let of = |tokens: usize| {
+        let mut prefixes = (1..2000).filter_map(|end| text.get(..end));
+        let is_long = |text: &&str| tokenizer.encode(text).unwrap().len() == tokens;
+        prefixes.find(is_long).unwrap()
+    };
+    let flags = ["--contexts", "16,40", "--windows", "3", "--policies", "off"];
+    let run = |text| {
+        let demo = demo();
+        let fixed = ["perplexity", "--model", &demo, "--text", "-"];
+        let args = PerplexityArgs::try_parse_from(fixed.iter().chain(&flags)).unwrap();
+        Run::of(text, |io| run(&args, io))
+    };
+    insta::assert_snapshot!(run(of(7)).refused(), @"--text -: expected at least 42 tokens for 3 contexts of 40 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 7: give a longer text, or lower --contexts and --last-rows");
+    insta::assert_snapshot!(run(of(41)).refused(), @"--text -: expected at least 42 tokens for 3 contexts of 40 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 41: give a longer text, or lower --windows to 2, or lower --contexts to 39");
+    run(of(42)).ok();
+}
+
 /// Contexts that are measured twice would count as independent.
 #[test]
 fn a_text_that_comes_twice_is_refused_however_it_is_spelled() {
@@ -209,7 +233,15 @@ fn a_text_that_comes_twice_is_refused_however_it_is_spelled() {
     let copy = dir.path().join("copy.txt");
     std::fs::copy(&tempest, &copy).unwrap();
     let other = data() + "/../data/tempest.txt";
-    for again in [&tempest, &other, copy.to_str().unwrap()] {
+    let twice = perplexity_of(&[&tempest, &tempest], "")
+        .result
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        twice,
+        format!("--text: expected each once, got {tempest} again")
+    );
+    for again in [&other, copy.to_str().unwrap()] {
         let refused = format!(
             "{:#}",
             perplexity_of(&[&tempest, again], "").result.unwrap_err()
@@ -225,14 +257,14 @@ fn standard_input_is_a_text_as_it_is_a_prompt() {
     let text = "To be, or not to be, that is the question. ".repeat(8);
     perplexity_of(&["-"], &text).ok();
     insta::assert_snapshot!(perplexity_of(&["-"], "").refused(), @"--text -: the text is empty");
-    insta::assert_snapshot!(perplexity_of(&["-"], "a").refused(), @"--text -: expected at least 8 tokens to score 8 rows (--last-rows), got 1: give a longer text, or lower --last-rows");
+    insta::assert_snapshot!(perplexity_of(&["-"], "a").refused(), @"--text -: expected at least 16 tokens for 1 context of 16 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 1: give a longer text, or lower --contexts and --last-rows");
     insta::assert_snapshot!(perplexity_of(&["-", "-"], &text).refused(), @"--text -: standard input can be read only once");
 }
 
 #[test]
 fn more_windows_than_the_text_has_are_refused() {
     let refused = perplexity(&["--windows", "4294967295"]).refused();
-    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--windows 4294967295: expected at most 38461, --text DATA/tempest.txt has no more contexts of 128 tokens that differ: lower --windows or --contexts");
+    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--text DATA/tempest.txt: expected at least 4,294,969,342 tokens for 4,294,967,295 contexts of 2,048 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 38588: give a longer text, or lower --windows to 36541");
 }
 
 #[test]

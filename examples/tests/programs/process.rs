@@ -235,10 +235,13 @@ fn a_step_that_does_not_fit_the_memory_is_refused_by_its_flag() {
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(
         err.starts_with("error: --chunk 1000000: step: 100003 rows take about ")
-            && err.ends_with(": take fewer rows in a step\n")
+            && err.ends_with(" rows would fit\n")
             && err.lines().count() == 1,
         "{err}"
     );
+    let fits = err.rsplit_once("; ").unwrap().1.split(' ').next().unwrap();
+    let fits: u32 = fits.parse().unwrap();
+    assert!((1000..100_003).contains(&fits), "{err}");
 }
 
 /// Threads could take addresses that weights need: 160 MiB were refused where 100 were enough. And what

@@ -7,7 +7,10 @@ use clap::error::ErrorKind;
 use replay_examples::generate::{GenerateArgs, run};
 use replay_examples::io::{Io, is_closed_pipe};
 
-use crate::{broken_demo, change, copy_of_demo, demo, demo_without_replay, generate, generate_on};
+use crate::{
+    broken_demo, change, copy_of_demo, demo, demo_without_replay, generate, generate_on,
+    without_first_token,
+};
 
 /// A reader that closes the pipe.
 struct Closed;
@@ -81,6 +84,30 @@ fn a_run_beyond_the_memory_limit_is_refused_with_what_would_fit() {
     assert!(!text.is_empty());
 }
 
+/// No flag limits the memory here, but the machine does.
+#[test]
+fn a_cache_beyond_the_machine_s_memory_is_refused_with_what_would_fit() {
+    let dir = copy_of_demo();
+    change(&dir.path().join("config.json"), |config| {
+        config["text_config"]["max_position_embeddings"] = i32::MAX.into();
+    });
+    let model = dir.path().to_str().unwrap();
+    let flags = ["--prompt", "a", "--max-new-tokens", "2000000000"];
+    let refused = generate_on(model, &flags, "").refused();
+    let (cache, fits) = refused.rsplit_once("; ").unwrap();
+    assert!(
+        cache.starts_with("--prompt number 1, 2 tokens, and --max-new-tokens 2000000000: a KV cache of 2000000002 tokens in 1 sequence needs 1.")
+            && cache.contains(" TiB of memory, expected "),
+        "{refused}"
+    );
+    let fits: u64 = fits
+        .strip_suffix(" tokens would fit")
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!((1 << 20..2_000_000_000).contains(&fits), "{refused}");
+}
+
 /// What can be known of graphs without the weights, which are not even there.
 #[test]
 fn graphs_that_make_no_sense_are_refused_before_loading() {
@@ -151,14 +178,10 @@ fn an_id_outside_the_vocabulary_is_refused() {
 /// A tokenizer that strips spaces, and no beginning-of-text id to stand in for a token.
 #[test]
 fn a_prompt_without_a_token_is_refused() {
-    let dir = copy_of_demo();
+    let dir = without_first_token();
     change(&dir.path().join("tokenizer.json"), |file| {
         file["normalizer"] =
             serde_json::json!({"type": "Strip", "strip_left": true, "strip_right": true});
-    });
-    change(&dir.path().join("config.json"), |config| {
-        config["bos_token_id"] = serde_json::Value::Null;
-        config["text_config"]["bos_token_id"] = serde_json::Value::Null;
     });
     let model = dir.path().to_str().unwrap();
     let flags = ["--prompt", "a", "--prompt", " "];

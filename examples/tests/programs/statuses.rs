@@ -65,10 +65,26 @@ fn a_command_line_that_is_wrong_by_itself_has_a_status_of_its_own() {
     }
     for flags in [
         &["--contexts", "64,64"][..],
+        &["--contexts", "5"],
+        &["--contexts", "5000", "--last-rows", "6000"],
+        &["--last-rows", "129"],
         &["--policies", "off,off"],
         &["--text", "-", "-"],
+        &["--text", "README.md", "README.md"],
     ] {
         assert_eq!(status("perplexity", flags), 2, "{flags:?}");
+    }
+    // No model is needed to know.
+    for (name, flags) in [
+        ("generate", &[][..]),
+        ("generate", &["--prompt", ""]),
+        ("generate", &["--prompt-file", "-", "--prompt-file", "-"]),
+        ("perplexity", &["--contexts", "5"]),
+        ("perplexity", &["--policies", "off,off"]),
+        ("perplexity", &["--text", "-", "-"]),
+    ] {
+        let flags = [&["--model", "no/such"], flags].concat();
+        assert_eq!(status(name, &flags), 2, "{flags:?}");
     }
     // These would do with another model, file or machine.
     for flags in [

@@ -6,7 +6,7 @@ use candle_core::DType;
 use replay_core::ReplayPolicy;
 
 use super::{CacheError, CacheOptions, size::Sizes};
-use crate::{Config, Result, memory::Shortage};
+use crate::{Config, Result};
 
 /// The memory that a cache may take, and what it must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl CacheOptions {
         };
         let needed = options.bytes(config, dtype)?;
         let sizes = Sizes::new(config, dtype, options.page_tokens)
-            .ok_or_else(|| options.too_large(None, Shortage::UNKNOWN))?;
+            .ok_or_else(|| options.unaddressable(|_| false))?;
         if needed > budget.bytes {
             return Err(options.no_memory(&sizes, needed, budget.bytes).into());
         }
@@ -61,12 +61,13 @@ impl CacheOptions {
     pub fn bytes(&self, config: &Config, dtype: DType) -> Result<u64> {
         self.check_counts()?;
         config.check_bounds()?;
-        let sized = || {
+        let sized = |tokens| {
             let sizes = Sizes::new(config, dtype, self.page_tokens)?;
-            let pages = sizes.pages(self.max_sequences, self.max_tokens)?;
+            let pages = sizes.pages(self.max_sequences, tokens)?;
             sizes.tensors(self.max_sequences, pages)
         };
-        Ok(sized().ok_or_else(|| self.too_large(None, Shortage::UNKNOWN))?)
+        let bytes = sized(self.max_tokens);
+        Ok(bytes.ok_or_else(|| self.unaddressable(|tokens| sized(tokens).is_some()))?)
     }
 
     /// Refuses counts of 0.

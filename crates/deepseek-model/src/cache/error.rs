@@ -27,8 +27,10 @@ pub enum CacheError {
     #[error(
         "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",
         match bytes {
-            Some(bytes) => format!("{} of memory, {shortage}", Bytes(*bytes)),
-            None => "more rows or bytes than can be addressed".to_owned(),
+            Some(bytes) => {
+                format!("{} of memory, {shortage}; {fits} tokens would fit", Bytes(*bytes))
+            }
+            None => format!("more rows or bytes than can be addressed; {fits} tokens could be"),
         }
     )]
     TooLarge {
@@ -40,6 +42,8 @@ pub enum CacheError {
         max_sequences: usize,
         /// Tokens asked for.
         max_tokens: usize,
+        /// Tokens of as many sequences that would fit; where `bytes` is `None`, that could be addressed.
+        fits: usize,
     },
     /// The storage does not fit the memory that there is for it.
     #[error(

@@ -5,7 +5,7 @@ use candle_core::{DType, Device};
 use super::{CacheError, CacheOptions, Sequences};
 use crate::{
     Config, Result, device,
-    memory::{Shortage, host},
+    memory::{Shortage, fits::largest_below, host},
 };
 
 /// Bytes of a cache's storage, part by part. What it takes is linear in slots and pages.
@@ -122,8 +122,8 @@ pub(super) fn plan_pages(
     device: &Device,
     dtype: DType,
 ) -> Result<(usize, usize)> {
-    let (sequences, tokens) = (options.max_sequences, options.max_tokens);
-    let sized = || {
+    let sequences = options.max_sequences;
+    let sized = |tokens| {
         let sizes = Sizes::new(config, dtype, options.page_tokens)?;
         let pages = sizes.pages(sequences, tokens)?;
         let (tensors, lists) = (
@@ -132,11 +132,13 @@ pub(super) fn plan_pages(
         );
         Some((sizes, pages, tensors, lists, tensors.checked_add(lists)?))
     };
-    let (sizes, pages, tensors, lists, all) =
-        sized().ok_or_else(|| options.too_large(None, Shortage::UNKNOWN))?;
     // The host would end the program where it has no room.
-    let probed = if device.is_cpu() { all } else { lists };
-    host::check(probed).map_err(|shortage| options.too_large(Some(all), shortage))?;
+    let check = |lists, all| host::check(if device.is_cpu() { all } else { lists });
+    let fits =
+        |tokens| sized(tokens).is_some_and(|(_, _, _, lists, all)| check(lists, all).is_ok());
+    let (sizes, pages, tensors, lists, all) =
+        sized(options.max_tokens).ok_or_else(|| options.unaddressable(|t| sized(t).is_some()))?;
+    check(lists, all).map_err(|shortage| options.too_large(Some(all), shortage, fits))?;
     if let Some(free) = device::memory(device)?.map(|memory| memory.free)
         && tensors > free
     {
@@ -151,25 +153,37 @@ impl CacheOptions {
     /// # Errors
     /// If its pages cannot be counted.
     pub(crate) fn paging(&self, config: &Config) -> Result<Paging, CacheError> {
-        let sized = || {
+        let sized = |tokens| {
             // Pages hold as many tokens in every dtype.
             let sizes = Sizes::new(config, DType::F32, self.page_tokens)?;
-            let pages = sizes.pages(self.max_sequences, self.max_tokens)?;
+            let pages = sizes.pages(self.max_sequences, tokens)?;
             let held = pages.saturating_mul(sizes.page_tokens);
             Some(Paging {
                 page_tokens: sizes.page_tokens,
                 sequence_tokens: held.min(config.max_positions),
             })
         };
-        sized().ok_or_else(|| self.too_large(None, Shortage::UNKNOWN))
+        let paging = sized(self.max_tokens);
+        paging.ok_or_else(|| self.unaddressable(|tokens| sized(tokens).is_some()))
     }
 
-    pub(super) fn too_large(&self, bytes: Option<u64>, shortage: Shortage) -> CacheError {
+    /// Of storage that cannot be addressed. Asks which smaller numbers of tokens could be.
+    pub(super) fn unaddressable(&self, could_be: impl Fn(usize) -> bool) -> CacheError {
+        self.too_large(None, Shortage::UNKNOWN, could_be)
+    }
+
+    fn too_large(
+        &self,
+        bytes: Option<u64>,
+        shortage: Shortage,
+        fit: impl Fn(usize) -> bool,
+    ) -> CacheError {
         CacheError::TooLarge {
             bytes,
             shortage,
             max_sequences: self.max_sequences,
             max_tokens: self.max_tokens,
+            fits: largest_below(self.max_tokens, fit),
         }
     }
 

@@ -319,7 +319,12 @@ pub(super) const KEYS: &[(Neutral, &str, &[&str])] = &[
     (
         True,
         "neighbouring channels are a pair",
-        &["rope_interleave", "rope_interleaved"],
+        &[
+            "rope_interleave",
+            "rope_interleaved",
+            "indexer_rope_interleave",
+            "index_rope_interleave",
+        ],
     ),
     (
         Name(&["rope", "rotary"]),

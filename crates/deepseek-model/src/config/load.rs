@@ -15,7 +15,7 @@ use super::{
 
 impl Config {
     /// Reads `config.json` of a checkpoint directory, and the stop tokens of `generation_config.json`
-    /// if that is there.
+    /// if that is there. The first token of texts must be the same in both.
     ///
     /// # Errors
     ///
@@ -32,6 +32,7 @@ impl Config {
             let (json, mut violations) = object(&read(&path)?, &path)?;
             let stops = raw::stop_tokens(&mut Fields::new(&json, &mut violations));
             config.add_stops(&stops, &mut violations);
+            config.check_first(&mut Fields::new(&json, &mut violations));
             if !violations.is_empty() {
                 return Err(ConfigError::Invalid { path, violations });
             }
@@ -72,6 +73,17 @@ impl Config {
                 violations,
             }),
         }
+    }
+
+    /// Texts begin with the token that `config.json` has: the other file's would be passed over.
+    fn check_first(&self, f: &mut Fields<'_>) {
+        let expected = match self.bos_token_id {
+            Some(id) => format!("{id}, as config.json has it"),
+            None => "null, as config.json has none".to_owned(),
+        };
+        f.optional("bos_token_id", &expected, (), |v| {
+            (v.as_u64() == self.bos_token_id.map(u64::from)).then_some(())
+        });
     }
 
     fn add_stops(&mut self, ids: &[u32], violations: &mut Vec<Violation>) {

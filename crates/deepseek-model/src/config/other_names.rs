@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{error::quoted, fields::Fields};
 
 /// The key that is read, and its other names. Those of sizes are not among them where a tensor of another
-/// shape is refused by itself; no tensor has the window's.
+/// shape is refused by itself; no tensor has that of the window or of the positions.
 const NAMES: &[(&str, &[&str])] = &[
     (
         "sliding_window",
@@ -15,6 +15,21 @@ const NAMES: &[(&str, &[&str])] = &[
             "sliding_window_size",
             "attention_window",
             "attention_window_size",
+        ],
+    ),
+    (
+        "max_position_embeddings",
+        &[
+            "max_positions",
+            "max_position",
+            "n_positions",
+            "n_ctx",
+            "max_seq_len",
+            "max_seq_length",
+            "max_sequence_length",
+            "seq_len",
+            "seq_length",
+            "max_context_length",
         ],
     ),
     (

@@ -1,9 +1,9 @@
 //! `quantization_config`: which formats the weights have. They are read as their tensors say, which do not
 //! tell formats of one width from each other, nor how many values share a scale.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::fields::Fields;
+use super::{error::quoted, fields::Fields};
 
 /// Keys, what they may hold, and how a message says it.
 const KEYS: [(&str, &[&str], &str); 5] = [
@@ -17,6 +17,29 @@ const KEYS: [(&str, &[&str], &str); 5] = [
         "\"fp4\", \"fp8\" or \"bf16\"",
     ),
 ];
+
+/// Those of the keys that some files have outside of the object, too.
+const OUTSIDE: [&str; 4] = ["quant_method", "fmt", "scale_fmt", "expert_dtype"];
+
+/// The object's own key.
+pub(super) const OBJECT: &str = "quantization_config";
+
+/// Notes every key outside of the object that asks for a format that is not read, or for another than the
+/// object `inside`.
+pub(super) fn check_outside(f: &mut Fields<'_>, inside: Option<&Map<String, Value>>) {
+    for (key, names, shown) in KEYS.iter().filter(|(key, ..)| OUTSIDE.contains(key)) {
+        let inside = inside.and_then(|inside| inside.get(*key));
+        let inside = inside.filter(|value| !value.is_null());
+        let expected = match inside {
+            Some(value) => format!("{}, as {OBJECT} has it", quoted(value)),
+            None => format!("{shown} (nothing else is supported)"),
+        };
+        f.optional(key, &expected, (), |v| match inside {
+            Some(value) => (v == value).then_some(()),
+            None => names.contains(&v.as_str()?).then_some(()),
+        });
+    }
+}
 
 /// Rows and columns of a matrix in fp8 that share a scale.
 const BLOCK: [u64; 2] = [32, 32];

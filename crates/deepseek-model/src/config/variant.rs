@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::{Violation, beside, fields::Fields, neutral, quantisation};
+use super::{Violation, beside, fields::Fields, neutral, quantisation, raw::holder};
 
 /// Notes every key that asks for something else. Beside the decoder's part it may be meant for it, too.
 /// `read` are the keys that are read in that part.
@@ -15,24 +15,33 @@ pub(super) fn check(
     read: &BTreeSet<String>,
     violations: &mut Vec<Violation>,
 ) {
+    let formats = holder(quantisation::OBJECT, top, text).get(quantisation::OBJECT);
+    let formats = formats.and_then(Value::as_object);
     // In a flat file the two are the same object.
     if !std::ptr::eq(top, text) {
         let mut noted = Vec::new();
-        object(top, text, &mut noted);
+        object(top, text, formats, &mut noted);
         beside::contradictions(top, text, read, &mut noted);
         violations.extend(noted.into_iter().map(|violation| Violation {
             found: format!("{}, beside text_config", violation.found),
             ..violation
         }));
     }
-    object(text, text, violations);
+    object(text, text, formats, violations);
 }
 
-fn object(map: &Map<String, Value>, text: &Map<String, Value>, violations: &mut Vec<Violation>) {
+/// `formats` is what the file says of them in an object for them.
+fn object(
+    map: &Map<String, Value>,
+    text: &Map<String, Value>,
+    formats: Option<&Map<String, Value>>,
+    violations: &mut Vec<Violation>,
+) {
     let f = &mut Fields::new(map, violations);
     family(f);
     neutral::check(f, text);
-    if let Some(mut f) = f.object("quantization_config") {
+    quantisation::check_outside(f, formats);
+    if let Some(mut f) = f.object(quantisation::OBJECT) {
         quantisation::check(&mut f);
     }
 }

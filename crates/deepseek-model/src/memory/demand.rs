@@ -6,6 +6,7 @@ use candle_core::DType;
 
 use super::{
     error::MemoryError,
+    fits::largest_below,
     graphs::GraphBytes,
     workspace::{LIBRARIES, StepSize, workspace_bytes},
 };
@@ -146,17 +147,7 @@ impl<'a> Demand<'a> {
             };
             workspace_bytes(self.config, self.place.dtype, step).saturating_add(LIBRARIES)
         };
-        // More rows never take less.
-        let (mut fits, mut too_many) = (0, self.step.rows);
-        while fits + 1 < too_many {
-            let rows = fits.midpoint(too_many);
-            if workspace(rows) <= bytes {
-                fits = rows;
-            } else {
-                too_many = rows;
-            }
-        }
-        fits
+        largest_below(self.step.rows, |rows| workspace(rows) <= bytes)
     }
 
     /// Whether all of it fits into `limit` bytes. If so, what each part takes.

@@ -1,6 +1,6 @@
 //! Why a run does not fit the memory it may take.
 
-use super::{Bytes, MemoryUse};
+use super::{Bytes, MemoryUse, fits::rows_would_fit};
 
 /// Why a run does not fit the memory it may take.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,11 +24,7 @@ pub enum MemoryError {
         "the tensors of a step of {rows} row{} take {}; {}",
         if *rows == 1 { "" } else { "s" },
         beside(need.workspace, *limit, &[("weights", need.weights)]),
-        match fits {
-            0 => "none would fit".to_owned(),
-            1 => "1 row would fit".to_owned(),
-            rows => format!("{rows} rows would fit"),
-        }
+        rows_would_fit(*fits)
     )]
     Workspace {
         /// Bytes that the run may take.

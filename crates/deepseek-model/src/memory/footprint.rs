@@ -1,6 +1,6 @@
 //! What a step takes of the host's memory, from its lengths alone.
 
-use super::{host, widths::Widths};
+use super::{fits::largest_below, host, widths::Widths};
 use crate::{Config, StepError, StepRequest};
 
 /// Steps below this many bytes are not looked at: asking the system takes as long as they do.
@@ -23,6 +23,15 @@ fn check_rows(config: &Config, rows: usize, read: usize) -> Result<(), StepError
         rows,
         bytes,
         shortage,
+        fits: rows_that_fit(config, rows, read, |bytes| host::check(bytes).is_ok()),
+    })
+}
+
+/// Rows of a smaller step that fits, of which the same share is read.
+fn rows_that_fit(config: &Config, rows: usize, read: usize, fits: impl Fn(u64) -> bool) -> usize {
+    largest_below(rows, |fewer| {
+        let read = (read as u128 * fewer as u128).div_ceil(rows as u128);
+        fits(bytes(config, fewer, read as usize))
     })
 }
 
@@ -67,5 +76,20 @@ mod tests {
         config.vocab_size = 1 << 50;
         check_rows(&config, 1024, 0).unwrap();
         refused(&config, 1024, 1);
+    }
+
+    /// What a refusal names must pass, and no row more.
+    #[test]
+    fn rows_that_are_said_to_fit_fit() {
+        let config = Config::load("tests/data/bf16-s1".as_ref()).unwrap();
+        let limit = 64 << 20;
+        let within = |bytes| bytes <= limit;
+        for share in [0, 1, 2] {
+            let read = |rows: usize| (rows * share).div_ceil(2);
+            let most = rows_that_fit(&config, 1 << 20, read(1 << 20), within);
+            assert!(within(bytes(&config, most, read(most))), "{share}");
+            assert!(!within(bytes(&config, most + 1, read(most + 1))), "{share}");
+        }
+        assert_eq!(rows_that_fit(&config, 1 << 20, 1, |_| false), 0);
     }
 }

@@ -7,6 +7,7 @@
 mod bytes;
 mod demand;
 mod error;
+pub(crate) mod fits;
 pub(crate) mod footprint;
 pub(crate) mod graphs;
 pub(crate) mod host;

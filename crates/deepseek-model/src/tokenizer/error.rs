@@ -213,18 +213,25 @@ pub enum TokenizerError {
 }
 
 impl TokenizerError {
-    pub(super) fn failing(failing: Failing, path: &Path) -> Self {
-        let Failing {
-            part,
-            step,
-            expected,
-        } = failing;
+    pub(super) fn failing(failing: &Failing, path: &Path) -> Self {
         Self::Step {
             path: path.to_owned(),
-            part,
-            step,
-            expected,
+            part: failing.part.clone(),
+            step: failing.step.clone(),
+            expected: failing.expected,
         }
+    }
+
+    /// Whether the file is to blame whatever the text, even if the error came with a text.
+    pub fn is_of_the_file(&self) -> bool {
+        !matches!(
+            self,
+            Self::Grown { .. }
+                | Self::NoToken { .. }
+                | Self::NothingLeft { .. }
+                | Self::TooLong { .. }
+                | Self::OutsideVocabulary { .. }
+        )
     }
 }
 

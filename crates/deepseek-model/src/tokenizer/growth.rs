@@ -1,12 +1,16 @@
 //! How much longer than a text its normalized form can be: parts of the file replace text by text of
 //! any length.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use serde_json::Value;
 use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
 
-use super::charsmap;
+use super::{
+    charsmap,
+    steps::{self, Failing},
+};
 
 /// Bytes that the steps of a normalizer or decoder may make of one, all of them together: they work on
 /// words of the file and tokens, or step by step ([`Bounded`]). The longest of known files is below 200,
@@ -67,6 +71,8 @@ pub(super) struct Bounded<'a> {
     done: AtomicUsize,
     /// Bytes that were one step away; 0 while none is refused.
     refused: AtomicUsize,
+    /// The step at which the library failed.
+    failed: OnceLock<Failing>,
 }
 
 impl<'a> Bounded<'a> {
@@ -77,7 +83,18 @@ impl<'a> Bounded<'a> {
             max: text_bytes.saturating_mul(TIMES).max(ALWAYS),
             done: AtomicUsize::new(0),
             refused: AtomicUsize::new(0),
+            failed: OnceLock::new(),
         }
+    }
+
+    /// The step at which the library failed, if it did.
+    pub(super) fn failed(&self) -> Option<&Failing> {
+        self.failed.get()
+    }
+
+    /// Whether the text was given up, for either reason.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.refused().is_some() || self.failed().is_some()
     }
 
     /// Bytes that the text could have had, and the most it may have, if it was given up.
@@ -94,7 +111,7 @@ impl<'a> Bounded<'a> {
         if let NormalizerWrapper::Sequence(steps) = step {
             return steps.as_ref().iter().try_for_each(|s| self.step(s, text));
         }
-        if self.refused().is_some() {
+        if self.is_given_up() {
             return Ok(());
         }
         let bytes = text.get().len();
@@ -114,6 +131,13 @@ impl<'a> Bounded<'a> {
             .saturating_add(most);
         if could > self.max {
             self.refused.store(could, Relaxed);
+            return Ok(());
+        }
+        if let NormalizerWrapper::Replace(replace) = step {
+            if steps::takes_nothing(replace, text) {
+                let failing = Failing::of_pattern(self.normalizer, replace);
+                self.failed.get_or_init(|| failing);
+            }
             return Ok(());
         }
         step.normalize(text)

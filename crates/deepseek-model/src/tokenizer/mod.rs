@@ -10,10 +10,12 @@ mod charsmap;
 mod error;
 mod growth;
 mod panics;
+mod probes;
 mod refusal;
 mod shared;
 mod steps;
 mod stream;
+mod trie;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -103,15 +105,15 @@ impl Tokenizer {
             }
         }
         if let Some(failing) = steps::by_its_keys(&value) {
-            return Err(TokenizerError::failing(failing, path));
+            return Err(TokenizerError::failing(&failing, path));
         }
         let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(bytes))
             .map_err(|reason| refusal(&value, path, reason))?;
         if let Some(normalizer) = inner.get_normalizer() {
             let added = inner.get_added_tokens_decoder();
-            let failing = steps::by_trying(&value, normalizer, &added.values().collect::<Vec<_>>());
+            let failing = steps::by_trying(normalizer, &added.values().collect::<Vec<_>>());
             if let Some(failing) = failing {
-                return Err(TokenizerError::failing(failing, path));
+                return Err(TokenizerError::failing(&failing, path));
             }
         }
         if let ModelWrapper::BPE(model) = inner.get_model()
@@ -151,7 +153,8 @@ impl Tokenizer {
     ///
     /// # Errors
     /// If a part of the text has no token, or all of it has none; if the normalizer could make a text of
-    /// more than 64 MiB, and more than eight times as long, of it; or if the `tokenizers` crate fails.
+    /// more than 64 MiB, and more than eight times as long, of it; or if the `tokenizers` crate fails, for a
+    /// step of the file or for another reason.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let bounded = self.inner.get_normalizer();
         let bounded = bounded.map(|normalizer| Bounded::new(normalizer, text.len()));
@@ -165,6 +168,9 @@ impl Tokenizer {
                 could,
                 max,
             });
+        }
+        if let Some(failed) = bounded.as_ref().and_then(Bounded::failed) {
+            return Err(TokenizerError::failing(failed, &self.path));
         }
         let words =
             words.map_err(|reason| self.failed("encode", format!("{}: {reason}", step.get())))?;
@@ -232,7 +238,7 @@ impl Tokenizer {
         step.set("its normalizer or its added tokens");
         let mut words = added.extract_and_normalize(normalizer, text);
         // What was given up needs no tokens.
-        if normalizer.is_some_and(|bounded| bounded.refused().is_some()) {
+        if normalizer.is_some_and(Bounded::is_given_up) {
             return Ok(words);
         }
         step.set("its pre-tokenizer, on what its normalizer made of the text");

@@ -1,12 +1,16 @@
 //! Steps at which the library fails: it answers a text with a panic.
 
 use serde_json::Value;
-use tokenizers::{AddedToken, NormalizedString, Normalizer, NormalizerWrapper};
+use tokenizers::{
+    AddedToken, NormalizedString, Normalizer, NormalizerWrapper, normalizer::Range,
+    normalizers::Replace,
+};
 
-use super::{error::cut, panics::caught, refusal::describe};
+use super::{error::cut, panics::caught, probes::probes, refusal::describe};
 use crate::plain::Plain;
 
 /// A step that is refused.
+#[derive(Debug)]
 pub(super) struct Failing {
     /// The part of the file, with its type.
     pub(super) part: String,
@@ -54,17 +58,9 @@ fn failing(step: &Value) -> Option<(String, &'static str)> {
 }
 
 /// Finds a step of a normalizer that fails by trying it, and an added token of which nothing is left.
-pub(super) fn by_trying(
-    file: &Value,
-    normalizer: &NormalizerWrapper,
-    added: &[&AddedToken],
-) -> Option<Failing> {
-    if let Some(pattern) = failing_pattern(normalizer) {
-        return Some(Failing {
-            part: describe("normalizer", &file["normalizer"]),
-            step: format!("a Replace of {}", Plain(&cut(&pattern))),
-            expected: "a pattern that takes a character or more",
-        });
+pub(super) fn by_trying(normalizer: &NormalizerWrapper, added: &[&AddedToken]) -> Option<Failing> {
+    if let Some(step) = failing_pattern(normalizer) {
+        return Some(Failing::of_pattern(normalizer, step));
     }
     let vanishes = |token: &&&AddedToken| {
         let mut text = NormalizedString::from(token.content.as_str());
@@ -77,30 +73,45 @@ pub(super) fn by_trying(
     })
 }
 
-/// The first pattern that is found before a text that it takes nothing of. Whether it can be, only the
-/// library's engine of expressions knows; it is shown every character that a keyboard has, and some more.
-fn failing_pattern(normalizer: &NormalizerWrapper) -> Option<String> {
+impl Failing {
+    /// A pattern of this step of a normalizer.
+    pub(super) fn of_pattern(normalizer: &NormalizerWrapper, step: &Replace) -> Self {
+        let normalizer = serde_json::to_value(normalizer).unwrap_or_default();
+        Self {
+            part: describe("normalizer", &normalizer),
+            step: format!("a Replace of {}", Plain(&cut(&pattern(step).to_string()))),
+            expected: "a pattern that takes a character or more",
+        }
+    }
+}
+
+fn pattern(step: &Replace) -> Value {
+    serde_json::to_value(step).unwrap_or_default()["pattern"].take()
+}
+
+/// The first step whose pattern is found before a text that it takes nothing of. Whether it can be, only the
+/// library's engine of expressions knows; it is shown every character that a keyboard has, some more, and
+/// what the pattern itself has in it.
+fn failing_pattern(normalizer: &NormalizerWrapper) -> Option<&Replace> {
     match normalizer {
         NormalizerWrapper::Sequence(steps) => steps.as_ref().iter().find_map(failing_pattern),
         NormalizerWrapper::Replace(step) => {
-            let fails = |c: char| {
-                let mut text = NormalizedString::from(format!("{c}a"));
-                let done = caught(|| {
-                    step.normalize(&mut text)?;
-                    // What is left can be out of step with where it came from, and the step that comes
-                    // next fails.
-                    let same: Vec<_> = text.get().chars().map(|c| (c, 0)).collect();
-                    text.transform(same, 0);
-                    Ok::<_, tokenizers::Error>(())
-                });
-                done.is_err()
-            };
-            let pattern = || serde_json::to_value(step).unwrap_or_default()["pattern"].to_string();
-            (' '..='~')
-                .chain("\n\t\u{e9}\u{4e2d}".chars())
-                .any(fails)
-                .then(pattern)
+            let letters = (' '..='~').chain("\n\t\u{e9}\u{4e2d}".chars());
+            let own = probes(pattern(step)["Regex"].as_str().unwrap_or_default());
+            letters
+                .map(String::from)
+                .chain(own)
+                .any(|text| takes_nothing(step, &mut NormalizedString::from(text + "a")))
+                .then_some(step)
         }
         _ => None,
     }
+}
+
+/// Replaces what a pattern is found at, and says whether that was nothing at the beginning of the text. The
+/// library then panics, or leaves a text that does not begin where it came from, at which the next step does.
+pub(super) fn takes_nothing(step: &Replace, text: &mut NormalizedString) -> bool {
+    let done = caught(|| step.normalize(text));
+    let all = 0..text.len();
+    done.is_err() || !all.is_empty() && text.convert_offsets(Range::Original(..)) != Some(all)
 }

@@ -179,6 +179,10 @@ fn keys_of_the_one_supported_variant() {
         text["logit_softcap"] = json!(0.0);
         text["use_qk_norm"] = true.into();
         text["rope_interleave"] = true.into();
+        text["indexer_rope_interleave"] = true.into();
+        text["n_positions"] = text["max_position_embeddings"].clone();
+        text["max_seq_len"] = Value::Null;
+        text["quant_method"] = "fp8".into();
         text["attention_bias"] = false.into();
         text["moe_layer_freq"] = json!(vec![1; 43]);
         text["quantization_config"] = json!({ "fmt": "e4m3" });
@@ -245,6 +249,16 @@ fn stop_tokens_come_from_both_files() {
         "generation_ids",
         error.replace(dir.path().to_str().unwrap(), "DIR")
     );
+    // Who copied it from another model would get texts of another beginning.
+    write("generation_config.json", json!({ "bos_token_id": 0 }));
+    Config::load(dir.path()).unwrap();
+    write("generation_config.json", json!({ "bos_token_id": 5 }));
+    let error = Config::load(dir.path()).unwrap_err().to_string();
+    let error = error.replace(dir.path().to_str().unwrap(), "DIR");
+    insta::assert_snapshot!(error, @r"
+    DIR/generation_config.json breaks 1 rule:
+      bos_token_id: expected 0, as config.json has it, found 5
+    ");
     write("generation_config.json", json!({ "eos_token_id": 129_280 }));
     let error = Config::load(dir.path()).unwrap_err().to_string();
     insta::assert_snapshot!(

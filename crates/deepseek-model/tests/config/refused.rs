@@ -142,6 +142,12 @@ fn every_rule_is_checked() {
         ("logit_softcap", json!(30)),
         ("use_qk_norm", json!(false)),
         ("rope_interleave", json!(false)),
+        ("indexer_rope_interleave", json!(false)),
+        ("max_seq_len", json!(4096)),
+        ("n_positions", json!(1024)),
+        ("seq_length", json!("8192")),
+        ("expert_dtype", json!("nvfp4")),
+        ("quant_method", json!("awq")),
         ("engram_max_ngram_size", json!(65)),
         ("engram_n_heads", json!(1366)),
     ] {
@@ -174,6 +180,28 @@ fn the_candidate_rule_is_exact() {
         })
         .is_ok()
     );
+}
+
+/// Some files say it outside of `quantization_config`, where it would be passed over.
+#[test]
+fn formats_outside_of_their_object_are_judged_by_what_it_says() {
+    let with = |outside: &str| {
+        let mut json = release();
+        json["expert_dtype"] = outside.into();
+        parse(&json)
+    };
+    with("fp4").unwrap();
+    insta::assert_snapshot!(with("fp8").unwrap_err().to_string(), @r#"
+    config.json breaks 1 rule:
+      expert_dtype: expected "fp4", as quantization_config has it, found "fp8", beside text_config
+    "#);
+    changed(|text| text["expert_dtype"] = "bf16".into()).unwrap_err();
+    for dtype in ["fp4", "fp8", "bf16"] {
+        let mut json = release();
+        json["expert_dtype"] = dtype.into();
+        json["quantization_config"] = Value::Null;
+        parse(&json).unwrap();
+    }
 }
 
 #[test]

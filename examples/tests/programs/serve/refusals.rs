@@ -247,7 +247,7 @@ fn flags_that_cannot_be_are_refused() {
     insta::assert_snapshot!(with_key(Some(""), &[]), @"error: invalid value '' for 'REPLAY_API_KEY': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
     insta::assert_snapshot!(with_key(Some("open sesame"), &[]), @"error: invalid value '(hidden)' for 'REPLAY_API_KEY': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
     insta::assert_snapshot!(with_key(Some("x"), &["--api-key", ""]), @"error: invalid value '' for '--api-key <KEY>': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
-    insta::assert_snapshot!(refuse(&["--port", "0", "--cache-tokens", "99999999999"]), @"error: --max-running 16, --cache-tokens 99999999999: the KV cache needs more rows or bytes than can be addressed");
+    insta::assert_snapshot!(refuse(&["--port", "0", "--cache-tokens", "99999999999"]), @"error: --max-running 16, --cache-tokens 99999999999: a KV cache of 99999999999 tokens in 16 sequences needs more rows or bytes than can be addressed; 4294965248 tokens could be");
     insta::assert_snapshot!(refuse(&["--port", "65536"]), @"error: invalid value '65536' for '--port <N>': expected at most 65535");
     insta::assert_snapshot!(refuse(&["--max-connections", "65536"]), @"error: invalid value '65536' for '--max-connections <N>': expected at most 65535");
     insta::assert_snapshot!(refuse(&["--port", "0", "--memory-limit", "37MiB"]), @"error: --memory-limit 37 MiB: a KV cache of 65536 tokens in 16 sequences takes 50.9 MiB, expected at most the 1 MiB that weights (36 MiB) leave of 37 MiB: 49.9 MiB too much; 0 tokens would fit (lower --cache-tokens or --max-running)");
