@@ -19,6 +19,13 @@ pub(crate) fn whole(range: RangeInclusive<u64>, value: &Value) -> Result<u64, St
     let (least, most) = (*range.start(), *range.end());
     match value.as_u64() {
         Some(number) if range.contains(&number) => Ok(number),
+        // Both ends say something to who reads them.
+        _ if most < u32::MAX.into() => {
+            let got = quoted(value);
+            Err(format!(
+                "expected a whole number from {least} to {most}, got {got}"
+            ))
+        }
         _ => Err(not_above(most, value).unwrap_or_else(|| {
             let got = quoted(value);
             format!("expected a whole number, {least} or above, got {got}")
@@ -124,12 +131,12 @@ mod tests {
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected at most 18446744073709551615, got 1.8446744073709552e+19
         expected at most 18446744073709551615, got 1e+30
-        expected at most 128, got 129
-        expected at most 128, got 1000000000.0
-        expected a whole number, 1 or above, got 128.0
-        expected a whole number, 1 or above, got 0
-        expected a whole number, 1 or above, got -1
-        expected a whole number, 1 or above, got -1e+30
+        expected a whole number from 1 to 128, got 129
+        expected a whole number from 1 to 128, got 1000000000.0
+        expected a whole number from 1 to 128, got 128.0
+        expected a whole number from 1 to 128, got 0
+        expected a whole number from 1 to 128, got -1
+        expected a whole number from 1 to 128, got -1e+30
         expected a whole number, 0 or above, got "5"
         "#);
     }

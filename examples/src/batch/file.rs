@@ -1,6 +1,6 @@
 //! Where results go, and what is there from a run before.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{File, TryLockError};
 use std::io::{self, BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -27,6 +27,8 @@ pub(super) struct Results<'a> {
     waiting: BTreeMap<usize, Vec<u8>>,
     /// Requests whose results are there or wait.
     known: Vec<bool>,
+    /// How many of those that were there are errors.
+    errors: usize,
 }
 
 enum Place<'a> {
@@ -85,6 +87,7 @@ impl<'a> Results<'a> {
         }
         let mut results = Self::new(Place::Files(files), order, requests.len());
         results.next = there.len();
+        results.errors = reader.errors.len();
         there.iter().for_each(|&index| results.known[index] = true);
         for (index, line) in waiting {
             if !results.known[index] {
@@ -104,6 +107,7 @@ impl<'a> Results<'a> {
             next: 0,
             waiting: BTreeMap::new(),
             known: vec![false; count],
+            errors: 0,
         }
     }
 
@@ -115,6 +119,11 @@ impl<'a> Results<'a> {
     /// Results that there are.
     pub(super) fn count(&self) -> usize {
         self.known.iter().filter(|known| **known).count()
+    }
+
+    /// How many of the results that were there say only why there is none.
+    pub(super) fn errors(&self) -> usize {
+        self.errors
     }
 
     /// Takes the result of a request, a line without its end.
@@ -235,6 +244,8 @@ struct Reader<'a> {
     by_id: HashMap<&'a Id, usize>,
     /// Lines of a file by request.
     seen: HashMap<usize, usize>,
+    /// Requests whose result is an error.
+    errors: HashSet<usize>,
 }
 
 impl<'a> Reader<'a> {
@@ -244,6 +255,7 @@ impl<'a> Reader<'a> {
             requests,
             by_id: ids.map(|(index, r)| (&r.id, index)).collect(),
             seen: HashMap::new(),
+            errors: HashSet::new(),
         }
     }
 
@@ -276,6 +288,9 @@ impl<'a> Reader<'a> {
             let index = self.check(&known).with_context(at)?;
             if let Some(before) = self.seen.insert(index, number) {
                 bail!("{}: id {} has a result in line {before}", at(), known.id);
+            }
+            if known.is_error() {
+                self.errors.insert(index);
             }
             each(index, line).with_context(at)?;
         }

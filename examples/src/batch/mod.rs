@@ -176,7 +176,7 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         // The run does not depend on whether someone reads it.
         let _ = writeln!(io.err, "{note}");
     }
-    let mut totals = Totals::new(requests.len(), results.count());
+    let mut totals = Totals::new(requests.len(), results.count(), results.errors());
     if !plans.is_empty() {
         let model = Arc::new(args.model.load(held, io.watched)?);
         let tokenizer = Arc::new(checkpoint.tokenizer);

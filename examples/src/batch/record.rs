@@ -130,6 +130,11 @@ impl Known {
         })
     }
 
+    /// Whether it says only why there is no result.
+    pub(super) fn is_error(&self) -> bool {
+        self.error.is_some()
+    }
+
     /// # Errors
     /// It is not the result of this request, or not all of it.
     pub(super) fn check(&self, request: &Request) -> anyhow::Result<()> {
@@ -144,7 +149,7 @@ impl Known {
             "the result of id {id} is that of line 0, and lines are counted from 1: {REMEDY}"
         );
         let asked = &request.engine;
-        let is_error = self.error.is_some();
+        let is_error = self.is_error();
         let stopped = self.finish == Some(Finish::StopText);
         // Each with whether it is there and whether it belongs there.
         let fields = [

@@ -15,6 +15,8 @@ pub(super) struct Totals {
     requests: usize,
     /// Results that were there before.
     before: usize,
+    /// Those of them that are errors.
+    errors_before: usize,
     pub(super) answered: usize,
     pub(super) failed: usize,
     prompt_tokens: u64,
@@ -29,10 +31,12 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    pub(super) fn new(requests: usize, before: usize) -> Self {
+    /// Of so many requests, of which some had results before, and some of these are errors.
+    pub(super) fn new(requests: usize, before: usize, errors_before: usize) -> Self {
         Self {
             requests,
             before,
+            errors_before,
             ..Self::default()
         }
     }
@@ -96,6 +100,9 @@ impl fmt::Display for Totals {
         if self.before > 0 {
             write!(f, ", {} had results before", self.before)?;
         }
+        if self.errors_before > 0 {
+            write!(f, ", {} of them errors", self.errors_before)?;
+        }
         writeln!(f)?;
         if self.answered + self.failed == 0 {
             return Ok(());
@@ -144,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_report_says_what_a_batch_cost() {
-        let mut totals = Totals::new(20, 0);
+        let mut totals = Totals::new(20, 0, 0);
         totals.answered = 20;
         let stats = EngineStats {
             prompt_tokens: 5120,
@@ -168,21 +175,21 @@ mod tests {
         totals.first_tokens = Some((0.0161, 0.0164));
         let output = totals.to_string();
         insta::assert_snapshot!(output.lines().nth(2).unwrap(), @"output   640 tokens in 3.20 s, 200 tokens/s; first tokens 16 ms after the first step of each");
-        totals = Totals::new(20, 17);
+        totals = Totals::new(20, 17, 3);
         (totals.answered, totals.failed, totals.preemptions) = (1, 2, 1);
         insta::assert_snapshot!(totals, @r"
-        batch    20 requests: 1 answered, 2 failed, 17 had results before
+        batch    20 requests: 1 answered, 2 failed, 17 had results before, 3 of them errors
         prompts  0 tokens, 0 of them found in the cache (0 %)
         output   0 tokens
         replay   0 of 0 row-layers ran (0 %); for lack of room 1 restart
         ");
-        insta::assert_snapshot!(Totals::new(20, 20), @"batch    20 requests: 0 answered, 20 had results before");
+        insta::assert_snapshot!(Totals::new(20, 20, 0), @"batch    20 requests: 0 answered, 20 had results before");
     }
 
     /// Policies run one after the other, each in an engine of its own whose counts begin at zero.
     #[test]
     fn the_live_line_counts_all_policies() {
-        let mut totals = Totals::new(10, 1);
+        let mut totals = Totals::new(10, 1, 0);
         let first = EngineStats {
             prompt_tokens: 1000,
             cached_tokens: 500,

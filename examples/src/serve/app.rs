@@ -15,6 +15,7 @@ use super::error::{ApiError, Result};
 use super::fields::{Fields, text};
 use super::metrics::Metrics;
 use super::params::{Params, check_choices};
+use super::renders::Renders;
 use super::shutdown::{Gate, Pass};
 use super::template::ChatTemplate;
 use crate::sampling::{Recommended, SamplingArgs};
@@ -28,6 +29,8 @@ pub(super) struct App {
     pub(super) tokenizer: Arc<Tokenizer>,
     /// Or why there is none that can be used.
     pub(super) template: std::result::Result<ChatTemplate, String>,
+    /// Where it runs.
+    pub(super) renders: Renders,
     /// How tokens are chosen where a client does not say.
     pub(super) recommended: Recommended,
     /// What the model is called.

@@ -18,6 +18,7 @@ use super::body::WHOLE;
 use super::connections::{HEAD, SPARE, STALL};
 use super::linger::WHILE;
 use super::params::{MAX_CHOICES, MAX_STOPS};
+use super::renders::{AT_ONCE, LONGEST};
 use super::respond::KEEP_ALIVE;
 use super::{LAST_BYTES, chat, completions};
 use crate::flags;
@@ -30,8 +31,8 @@ const TOKENS_EACH: usize = 4096;
 
 /// What `--help` says behind the flags.
 fn after_help() -> String {
-    let [head, body, linger, stall, keep_alive, last] =
-        [HEAD, WHOLE, WHILE, STALL, KEEP_ALIVE, LAST_BYTES].map(|time| time.as_secs());
+    let times = [HEAD, WHOLE, WHILE, STALL, KEEP_ALIVE, LAST_BYTES, LONGEST];
+    let [head, body, linger, stall, keep_alive, last, longest] = times.map(|time| time.as_secs());
     let (completion, chat) = (completions::MAX_LIKELIEST, chat::MAX_LIKELIEST);
     format!(
         "\
@@ -71,6 +72,8 @@ Limits beside those of the flags:
   texts of a request                 the smaller of {MAX_CHOICES} and of --max-running and --max-waiting
                                      together: prompts times n
   stop texts of a request            {MAX_STOPS}
+  chat templates                     run {AT_ONCE} at a time, and a client waits {longest} s for its own, or
+                                     --request-timeout where that is less
   readers                            are given up after {stall} s in which they took nothing, or once {QUEUE}
                                      tokens of each text wait for them. A stream that has nothing to
                                      say for {keep_alive} s has a comment
@@ -87,7 +90,8 @@ the server could not start; 2 is for flags."
 
 /// Serves a DeepSeek-V4.1 decoder over HTTP, by the interface of OpenAI.
 ///
-/// The address goes to standard output once requests are taken.
+/// The address goes to standard output once requests are taken. Who has closed it does without, and the
+/// server runs on.
 #[derive(Debug, Parser)]
 #[command(name = "serve", version, after_long_help = after_help())]
 pub struct ServeArgs {

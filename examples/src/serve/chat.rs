@@ -35,12 +35,15 @@ pub(super) async fn complete(
 ) -> Result<Response> {
     let body = body::read(request, app.limits.body).await?;
     let pass = app.pass()?;
-    let (app, chat, prompt) = work(move || {
-        let chat = Chat::parse(&body, &app)?;
-        let prompt = chat.encode(&app)?;
-        Ok((app, chat, prompt))
-    })
-    .await?;
+    let (app, chat) = work(move || Ok((app.clone(), Chat::parse(&body, &app)?))).await?;
+    let renders = app.renders.clone();
+    let limit = app.limits.time;
+    let (app, chat, prompt) = renders
+        .run(limit, move || {
+            let prompt = chat.encode(&app)?;
+            Ok((app, chat, prompt))
+        })
+        .await?;
     let tokens = prompt.len();
     let (params, logprobs) = (&chat.params, chat.logprobs);
     let answers = app.order(Order {
@@ -71,6 +74,13 @@ impl Chat {
         let what = "a list of messages";
         let list = fields.take("messages", what, |value| value.as_array().cloned())?;
         let messages = messages(list.unwrap_or_default())?;
+        let (count, most) = (messages.len(), app.engine.max_tokens());
+        if count > most {
+            let message = format!(
+                "expected at most {most} messages, as many as the tokens that there is room for, got {count}"
+            );
+            return Err(ApiError::too_long("messages", message));
+        }
         fields.finish()?;
         Ok(Self {
             messages,
@@ -83,10 +93,8 @@ impl Chat {
     fn encode(&self, app: &App) -> Result<Vec<u32>> {
         let template = app.template.as_ref();
         let template = template.map_err(|reason| ApiError::field("messages", reason))?;
-        let text = template.render(&self.messages).map_err(|error| {
-            let message = format!("the model's chat template refuses them: {error}");
-            ApiError::field("messages", message)
-        })?;
+        let text = template.render(&self.messages);
+        let text = text.map_err(|fault| ApiError::field("messages", fault))?;
         let ids = app.encode(&text);
         let mut ids = ids.map_err(|error| ApiError::of_prompt("messages", &error))?;
         // A template that begins with the token itself does not mean it twice.

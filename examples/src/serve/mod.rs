@@ -23,6 +23,7 @@ mod linger;
 mod metrics;
 mod params;
 mod peer;
+mod renders;
 mod reply;
 mod respond;
 mod routes;
@@ -43,6 +44,7 @@ pub use args::ServeArgs;
 use connections::Connections;
 use error::ApiError;
 use metrics::Metrics;
+use renders::Renders;
 use shutdown::{Gate, Passed, Signals, within};
 use template::ChatTemplate;
 
@@ -57,8 +59,11 @@ use crate::sampling::Recommended;
 /// Threads for connections; the model has its own.
 const THREADS: usize = 2;
 
-/// Threads for long texts, which become tokens there.
-const BLOCKING_THREADS: usize = 2;
+/// Threads for long texts, which become tokens there, and for chat templates, which cannot hold them all.
+const BLOCKING_THREADS: usize = 2 + renders::AT_ONCE;
+
+/// Of each thread. What a template makes may be nested, and is dropped by a call for each depth.
+const STACK_BYTES: usize = 8 << 20;
 
 /// What connections get to hand out their last bytes, if as much is left of `--grace`.
 const LAST_BYTES: Duration = Duration::from_secs(5);
@@ -111,6 +116,7 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         config,
         tokenizer,
         template: usable(template),
+        renders: Renders::new(),
         recommended,
         name: args.name(),
         api_key: args.api_key.clone(),
@@ -122,8 +128,8 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
 
     let runtime = runtime().context("cannot start the threads of the server")?;
     let served = runtime.block_on(serve(&app, args, socket, passed, io));
-    // Requests that are left are given up with their connections.
-    runtime.shutdown_timeout(Duration::from_secs(1));
+    // Requests that are left are given up with their connections. A template may run for long still.
+    runtime.shutdown_background();
     served
 }
 
@@ -174,6 +180,7 @@ fn runtime() -> std::io::Result<Runtime> {
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .thread_name("http")
+        .thread_stack_size(STACK_BYTES)
         .build()
 }
 

@@ -240,9 +240,9 @@ mod tests {
         min_p: not supported: expected 0, or no such field, got 0.1
         stop_token_ids: not supported: expected [], or no such field, got [5]
         max_token: no field of this name is known
-        n: expected at most 128, got 129
-        n: expected at most 128, got 1000000000.0
-        n: expected a whole number, 1 or above, got 0
+        n: expected a whole number from 1 to 128, got 129
+        n: expected a whole number from 1 to 128, got 1000000000.0
+        n: expected a whole number from 1 to 128, got 0
         temperature: expected a number, 0 or above, got -1
         temperature: expected a number, 0 or above, got "0"
         top_p: expected a number above 0 and at most 1, got 0

@@ -1,23 +1,29 @@
 //! Chat templates: a conversation to the one text that the model goes on from, as Hugging Face's
 //! transformers makes it.
 
-use std::fmt::Write;
+use std::error::Error as _;
+use std::fmt::{Display, Formatter, Write};
 use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{Environment, Error, State, context};
 use minijinja_contrib::pycompat;
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{Formatter as JsonFormatter, PrettyFormatter, Serializer};
 
 use crate::io::{escaped, read_text, shown};
 
 /// What a rendering may cost, in minijinja's unit: an instruction, or 64 bytes of a result. Conversations
 /// of megabytes take a fraction; a loop without end comes to one.
 const FUEL: u64 = 16_000_000;
+
+/// How deep the values that a template writes as JSON may be nested, and how many they may be: they are
+/// written without a step of the template, and one that holds itself twice has twice as many at each depth.
+const MOST_DEPTH: usize = 128;
+const MOST_VALUES: usize = 1_000_000;
 
 /// Under which name the template is known in messages.
 const NAME: &str = "chat_template";
@@ -103,16 +109,42 @@ impl ChatTemplate {
                 add_generation_prompt => true,
             })
         });
-        text.map_err(|error| match error.kind() {
+        text.map_err(|error| self.fault(&error))
+    }
+
+    /// What a client is told of a template that has failed.
+    fn fault(&self, error: &Error) -> String {
+        let place = self.place;
+        let text = match error.kind() {
             minijinja::ErrorKind::OutOfFuel => format!(
-                "{}: expected at most {FUEL} instructions for a conversation, got more: mend a loop in it \
-                 that does not end, or shorten the messages",
-                self.place
+                "{place}: expected a rendering of at most {FUEL} steps (an instruction, or 64 bytes of a text \
+                 that it makes), got more: mend a loop in it that does not end, or shorten the messages"
             ),
-            _ => escaped(&error.to_string(), |_| false),
-        })
+            // The template's own words, for who wrote the messages.
+            minijinja::ErrorKind::InvalidOperation
+                if error
+                    .source()
+                    .is_some_and(<dyn std::error::Error>::is::<Raised>) =>
+            {
+                format!("refused by {place}: {}", error.detail().unwrap_or_default())
+            }
+            _ => format!("{place} fails on them: {error}"),
+        };
+        escaped(&text, |_| false)
     }
 }
+
+/// Marks what a template raises itself.
+#[derive(Debug)]
+struct Raised;
+
+impl Display for Raised {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str("raised by the template")
+    }
+}
+
+impl std::error::Error for Raised {}
 
 /// A file's text; none if there is no such file.
 fn read(path: &Path) -> anyhow::Result<Option<String>> {
@@ -146,7 +178,8 @@ fn token(value: &serde_json::Value) -> Option<String> {
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(minijinja::ErrorKind::InvalidOperation, message))
+    let error = Error::new(minijinja::ErrorKind::InvalidOperation, message);
+    Err(error.with_source(Raised))
 }
 
 /// The local time, as Python's `datetime.now().strftime` writes it.
@@ -171,6 +204,7 @@ fn tojson(_: &State, value: Value, options: Kwargs) -> Result<Value, Error> {
     // The default there, and texts have no other form here.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
+    check_size(&value)?;
     let json = match indent {
         Some(width) => {
             let blanks = " ".repeat(width.min(64));
@@ -185,7 +219,39 @@ fn tojson(_: &State, value: Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(json))
 }
 
-fn dump(value: &Value, formatter: impl Formatter) -> Result<String, String> {
+/// # Errors
+/// A value is nested deeper, or has more parts, than what can be written.
+fn check_size(value: &Value) -> Result<(), Error> {
+    let too_large = |what| {
+        let kind = minijinja::ErrorKind::BadSerialization;
+        Err(Error::new(
+            kind,
+            format!("tojson: expected {what}, got more"),
+        ))
+    };
+    let mut left = vec![(value.clone(), 0)];
+    let mut seen = 0;
+    while let Some((value, depth)) = left.pop() {
+        seen += 1;
+        if depth > MOST_DEPTH {
+            return too_large(format!("values nested at most {MOST_DEPTH} deep"));
+        }
+        if seen + left.len() > MOST_VALUES {
+            return too_large(format!("at most {MOST_VALUES} values"));
+        }
+        let parts = match value.kind() {
+            ValueKind::Map => value.try_iter()?.map(|key| value.get_item(&key)).collect(),
+            ValueKind::Seq | ValueKind::Iterable => {
+                value.try_iter()?.take(MOST_VALUES).map(Ok).collect()
+            }
+            _ => Ok(Vec::new()),
+        };
+        left.extend(parts?.into_iter().map(|part| (part, depth + 1)));
+    }
+    Ok(())
+}
+
+fn dump(value: &Value, formatter: impl JsonFormatter) -> Result<String, String> {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, formatter);
     let written = value.serialize(&mut serializer);
@@ -196,7 +262,7 @@ fn dump(value: &Value, formatter: impl Formatter) -> Result<String, String> {
 /// Blanks where Python puts them.
 struct PythonFormatter;
 
-impl Formatter for PythonFormatter {
+impl JsonFormatter for PythonFormatter {
     fn begin_array_value<W: std::io::Write + ?Sized>(
         &mut self,
         writer: &mut W,
@@ -269,9 +335,9 @@ mod tests {
 
     #[test]
     fn what_a_template_cannot_do_is_told() {
-        insta::assert_snapshot!(render("{{ raise_exception('roles\\nmust alternate') }}").unwrap_err(), @r"invalid operation: roles\nmust alternate (in chat_template:1)");
-        insta::assert_snapshot!(render("{{ strftime_now('%') }}").unwrap_err(), @r#"invalid operation: strftime_now: "%" is no format (in chat_template:1)"#);
-        insta::assert_snapshot!(render("{{ messages | frob }}").unwrap_err(), @"unknown filter: filter frob is unknown (in chat_template:1)");
+        insta::assert_snapshot!(render("{{ raise_exception('roles\\nmust alternate') }}").unwrap_err(), @r"refused by FILE: roles\nmust alternate");
+        insta::assert_snapshot!(render("{{ strftime_now('%') }}").unwrap_err(), @r#"FILE fails on them: invalid operation: strftime_now: "%" is no format (in chat_template:1)"#);
+        insta::assert_snapshot!(render("{{ messages | frob }}").unwrap_err(), @"FILE fails on them: unknown filter: filter frob is unknown (in chat_template:1)");
         insta::assert_snapshot!(render("{% generation %}").unwrap_err(), @"syntax error: unknown statement generation (in chat_template:1)");
     }
 
@@ -280,7 +346,7 @@ mod tests {
     fn a_rendering_ends() {
         let long =
             "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}";
-        insta::assert_snapshot!(render(long).unwrap_err(), @"FILE: expected at most 16000000 instructions for a conversation, got more: mend a loop in it that does not end, or shorten the messages");
+        insta::assert_snapshot!(render(long).unwrap_err(), @"FILE: expected a rendering of at most 16000000 steps (an instruction, or 64 bytes of a text that it makes), got more: mend a loop in it that does not end, or shorten the messages");
         let of_long = [
             format!("{{% macro one() %}}{long}{{% endmacro %}}{{{{ one() | upper }}}}"),
             format!("{{% set one %}}{long}{{% endset %}}{{{{ one }}}}"),
@@ -297,6 +363,19 @@ mod tests {
         for template in of_long {
             assert_eq!(render(&template), render(long), "{template}");
         }
+    }
+
+    /// What is nested too deep would end the program, and what holds itself twice would have no end.
+    #[test]
+    fn only_so_much_is_written_as_json() {
+        let nested = |depth: usize| {
+            let of = "{% set n = namespace(l=[1]) %}{% for i in range(DEPTH) %}{% set n.l = [n.l] %}{% endfor %}{{ n.l | tojson | length }}";
+            render(&of.replace("DEPTH", &depth.to_string()))
+        };
+        assert_eq!(nested(127).unwrap(), (2 * 128 + 1).to_string());
+        insta::assert_snapshot!(nested(20_000).unwrap_err(), @"FILE fails on them: could not serialize to value: tojson: expected values nested at most 128 deep, got more (in chat_template:1)");
+        let twice = "{% set n = namespace(l={'a': [1]}) %}{% for i in range(60) %}{% set n.l = {'a': n.l, 'b': n.l} %}{% endfor %}{{ n.l | tojson }}";
+        insta::assert_snapshot!(render(twice).unwrap_err(), @"FILE fails on them: could not serialize to value: tojson: expected at most 1000000 values, got more (in chat_template:1)");
     }
 
     #[test]

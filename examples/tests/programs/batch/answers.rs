@@ -237,7 +237,7 @@ fn requests_that_fail_are_results() {
     documents_every_field(&results[0]);
     // It is not tried again.
     let (_, said) = batch.run_on(model, true, &[]).ok();
-    insta::assert_snapshot!(said, @"batch    2 requests: 0 answered, 2 had results before");
+    insta::assert_snapshot!(said, @"batch    2 requests: 0 answered, 2 had results before, 1 of them errors");
 }
 
 /// `--help` says what each field of a result is.

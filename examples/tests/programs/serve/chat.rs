@@ -109,7 +109,7 @@ fn what_a_template_or_the_server_refuses_is_told() {
     ]
     .map(ask);
     insta::assert_snapshot!(refusals.join("\n"), @r#"
-    400 invalid_request_error, -, messages: messages: the model's chat template refuses them: invalid operation: a user speaks first (in chat_template:1)
+    400 invalid_request_error, -, messages: messages: refused by chat_template of tokenizer_config.json: a user speaks first
     400 invalid_request_error, -, messages: messages: expected 1 message or more, got none
     400 invalid_request_error, -, messages: messages: expected a list of messages, got "a"
     400 invalid_request_error, unsupported_parameter, tools: tools: not supported: expected [], or no such field, got [{"function":{"name":"f"},"type":"function"}]
@@ -128,4 +128,33 @@ fn what_a_template_or_the_server_refuses_is_told() {
     let refused = broken.post(CHAT, &json!({"messages": user})).refusal();
     assert!(!refused.contains(dir.path().to_str().unwrap()), "{refused}");
     insta::assert_snapshot!(refused, @"400 invalid_request_error, -, messages: messages: the model's chat template cannot be used: syntax error: unexpected end of block, expected in (in chat_template:1)");
+}
+
+/// A step of a template may take long, and its client chooses for how many messages: that client alone
+/// waits, and not for longer than was said.
+#[test]
+fn a_template_that_takes_long_holds_up_nobody_else() {
+    // Each list is twice as long as the one before, and the last is counted item by item.
+    let doubles = "{% set n = namespace(l=[1, 2]) %}{% if messages[0].content == 'slow' %}{% for i in range(60) %}{% set n.l = n.l + n.l %}{% endfor %}{% endif %}{{ messages[0].content }}{{ n.l | length }}";
+    let (mut server, _dir) = start_with(doubles, &["--request-timeout", "1", "--grace", "1"]);
+    let chat = |content: &str| json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
+    let slow: Vec<_> = (0..4).map(|_| server.begin(CHAT, &chat("slow"))).collect();
+    let quick = json!({"prompt": "a", "max_tokens": 1});
+    assert_eq!(server.complete(&quick)["usage"]["completion_tokens"], 1);
+    insta::allow_duplicates! {
+        for slow in slow {
+            insta::assert_snapshot!(slow.answer().refusal(), @"504 server_error, deadline_exceeded, messages: messages: expected the chat template to take at most 1 s, waiting for others of its kind included, got more: mend the template, or shorten the messages");
+        }
+    }
+    let many: Vec<_> = (0..4097)
+        .map(|_| json!({"role": "user", "content": ""}))
+        .collect();
+    let refused = server.post(CHAT, &json!({"messages": many})).refusal();
+    insta::assert_snapshot!(refused, @"400 invalid_request_error, context_length_exceeded, messages: messages: expected at most 4096 messages, as many as the tokens that there is room for, got 4097");
+    server.signal("TERM");
+    assert_eq!(
+        server.ended().0,
+        Some(0),
+        "what nobody waits for is no request"
+    );
 }

@@ -228,9 +228,9 @@ fn how_many_can_be_asked_for() {
         chat(Value::Null, 20).refusal(),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
-    400 invalid_request_error, -, logprobs: logprobs: expected at most 5, got 6
-    400 invalid_request_error, -, top_logprobs: top_logprobs: expected at most 20, got 21
-    400 invalid_request_error, -, top_logprobs: top_logprobs: expected a whole number, 0 or above, got -1
+    400 invalid_request_error, -, logprobs: logprobs: expected a whole number from 0 to 5, got 6
+    400 invalid_request_error, -, top_logprobs: top_logprobs: expected a whole number from 0 to 20, got 21
+    400 invalid_request_error, -, top_logprobs: top_logprobs: expected a whole number from 0 to 20, got -1
     400 invalid_request_error, -, top_logprobs: top_logprobs: expected logprobs to be true beside it, or 0, got 1
     400 invalid_request_error, -, top_logprobs: top_logprobs: expected logprobs to be true beside it, or 0, got 20
     ");

@@ -18,10 +18,10 @@ fn a_full_queue_is_told() {
     assert_eq!(refused.header("retry-after"), Some("1"));
     // More than there are ever places for is no matter of time.
     let refused = server.post(PATH, &json!({"prompt": "a", "n": 3}));
-    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: expected at most 2, got 3");
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: expected a whole number from 1 to 2, got 3");
     // Also where as many are allowed elsewhere.
     let refused = server.post(PATH, &json!({"prompt": "a", "n": 200}));
-    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: expected at most 2, got 200");
+    insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, n: n: expected a whole number from 1 to 2, got 200");
     let refused = server.post(PATH, &json!({"prompt": ["a", "b", "c"]}));
     insta::assert_snapshot!(refused.refusal(), @"400 invalid_request_error, -, prompt: prompt: the request asks for 3 texts: expected at most 2");
 }

@@ -46,8 +46,8 @@ fn bad_requests_are_refused_by_their_field() {
     400 invalid_request_error, -, model: model: expected a text, got 4
     400 invalid_request_error, -, max_tokens: max_tokens: expected a whole number, 0 or above, got "5"
     400 invalid_request_error, context_length_exceeded, max_tokens: max_tokens: expected at most 4094, as the prompt takes 2 of 4096 tokens, got 4096
-    400 invalid_request_error, -, n: n: expected at most 128, got 200
-    400 invalid_request_error, -, logprobs: logprobs: expected a whole number, 0 or above, got true
+    400 invalid_request_error, -, n: n: expected a whole number from 1 to 128, got 200
+    400 invalid_request_error, -, logprobs: logprobs: expected a whole number from 0 to 5, got true
     400 invalid_request_error, unsupported_parameter, best_of: best_of: not supported: expected 1, or no such field, got 2
     400 invalid_request_error, unsupported_parameter, suffix: suffix: not supported: expected "", or no such field, got "b"
     400 invalid_request_error, unsupported_parameter, presence_penalty: presence_penalty: not supported: expected 0, or no such field, got 1
