@@ -29,6 +29,7 @@ pub mod steps;
 mod streams;
 pub mod summary;
 mod threads;
+mod unfollowed;
 mod values;
 pub mod windows;
 

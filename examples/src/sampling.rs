@@ -9,7 +9,8 @@ use serde_json::{Map, Value};
 use crate::flags;
 use crate::io::{self, shown};
 use crate::model::FLAG;
-use crate::values::{count, field, quoted};
+use crate::unfollowed::Unfollowed;
+use crate::values::{count, field};
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -50,50 +51,6 @@ pub struct SamplingArgs {
     )]
     pub seed: u64,
 }
-
-/// Keys of `generation_config.json` that change which text comes and are not followed here: each with the
-/// value that changes nothing, and whether it matters only where tokens are drawn. What is empty, `false` or
-/// `null` changes nothing either.
-const IGNORED: [(&str, f64, bool); 37] = [
-    ("repetition_penalty", 1.0, false),
-    ("encoder_repetition_penalty", 1.0, false),
-    ("no_repeat_ngram_size", 0.0, false),
-    ("encoder_no_repeat_ngram_size", 0.0, false),
-    ("presence_penalty", 0.0, false),
-    ("frequency_penalty", 0.0, false),
-    ("exponential_decay_length_penalty", 0.0, false),
-    ("sequence_bias", 0.0, false),
-    ("bad_words_ids", 0.0, false),
-    ("suppress_tokens", 0.0, false),
-    ("begin_suppress_tokens", 0.0, false),
-    ("forced_bos_token_id", -1.0, false),
-    ("forced_eos_token_id", -1.0, false),
-    ("force_words_ids", 0.0, false),
-    ("constraints", 0.0, false),
-    ("forced_decoder_ids", 0.0, false),
-    ("dola_layers", 0.0, false),
-    ("token_healing", 0.0, false),
-    ("watermarking_config", 0.0, false),
-    ("stop_strings", 0.0, false),
-    ("stop", 0.0, false),
-    ("stop_token_ids", 0.0, false),
-    // What the library that writes the file takes where nobody says otherwise.
-    ("max_length", 20.0, false),
-    ("max_new_tokens", -1.0, false),
-    ("max_time", -1.0, false),
-    ("min_length", 0.0, false),
-    ("min_new_tokens", 0.0, false),
-    ("guidance_scale", 1.0, false),
-    ("penalty_alpha", 0.0, false),
-    ("num_return_sequences", 1.0, false),
-    ("num_beams", 1.0, false),
-    ("min_p", 0.0, true),
-    ("typical_p", 1.0, true),
-    ("epsilon_cutoff", 0.0, true),
-    ("eta_cutoff", 0.0, true),
-    ("top_h", 1.0, true),
-    ("xtc_probability", 0.0, true),
-];
 
 /// What drawing is like where nobody says otherwise.
 const PLAIN: SamplingConfig = SamplingConfig {
@@ -147,28 +104,18 @@ pub(crate) struct Recommended {
     /// 0 stands for all tokens there.
     top_k: Option<usize>,
     top_p: Option<f64>,
-    /// Of [`IGNORED`], those that would change something, and whether only what is drawn.
-    ignored: Vec<(String, bool)>,
+    /// Of its other keys, and of `config.json`.
+    unfollowed: [(&'static str, Unfollowed); 2],
 }
 
 impl Recommended {
-    /// What to tell of recommendations that are not followed, where tokens are drawn or not.
+    /// What to tell of recommendations that are not followed, where tokens are drawn or not: a line for each
+    /// file that has some.
     pub(crate) fn note(&self, dir: &Path, drawn: bool) -> Option<String> {
-        let ignored = self.ignored(drawn);
-        (!ignored.is_empty()).then(|| {
-            let file = shown(&dir.join(FILE_NAME));
-            format!("note: {file} asks for {ignored}, which is not followed")
-        })
-    }
-
-    /// What is not followed, of greedy choices or of drawn ones.
-    fn ignored(&self, drawn: bool) -> String {
-        let matters = self
-            .ignored
-            .iter()
-            .filter(|(_, of_drawing)| drawn || !of_drawing);
-        let texts: Vec<&str> = matters.map(|(text, _)| text.as_str()).collect();
-        texts.join(", ")
+        let files = self.unfollowed.iter();
+        let notes = files.filter_map(|(name, keys)| keys.note(&dir.join(name), drawn));
+        let notes: Vec<String> = notes.collect();
+        (!notes.is_empty()).then(|| notes.join("\n"))
     }
 
     /// # Errors
@@ -181,9 +128,7 @@ impl Recommended {
         let path = dir.join(FILE_NAME);
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Self::default());
-            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => b"{}".to_vec(),
             Err(error) => return Err(error).with_context(|| shown(&path)),
         };
         let parse = || {
@@ -195,21 +140,10 @@ impl Recommended {
                 temperature: field(&fields, "temperature", "a number", Value::as_f64)?,
                 top_k: count(&fields, "top_k", 0)?.filter(|k| *k > 0),
                 top_p: field(&fields, "top_p", "a number", Value::as_f64)?,
-                ignored: IGNORED
-                    .iter()
-                    .filter_map(|&(key, plain, of_drawing)| {
-                        let value = fields.get(key).filter(|value| !value.is_null())?;
-                        let off = match value {
-                            Value::Bool(on) => !on,
-                            Value::Array(list) => list.is_empty(),
-                            Value::Object(fields) => fields.is_empty(),
-                            Value::String(text) => text.is_empty(),
-                            value => value.as_f64() == Some(plain),
-                        };
-                        let changes = !off;
-                        changes.then(|| (format!("{key} {}", quoted(value)), of_drawing))
-                    })
-                    .collect(),
+                unfollowed: [
+                    (FILE_NAME, Unfollowed::of_recommendations(&fields)),
+                    ("config.json", Unfollowed::of_config(dir, &fields)),
+                ],
             };
             let config = SamplingConfig {
                 temperature: file.temperature.unwrap_or(PLAIN.temperature),
@@ -367,7 +301,10 @@ mod tests {
         insta::assert_snapshot!(note(&drawn, raw).unwrap(), @r#"note: DIR/generation_config.json asks for repetition_penalty "\u{9b}31m\u{7f}", which is not followed"#);
         let plain = r#"{"repetition_penalty": 1.0, "min_p": 0, "num_beams": 1, "typical_p": null,
             "stop_strings": [], "stop_token_ids": [], "watermarking_config": {}, "token_healing": false,
-            "max_length": 20, "max_new_tokens": null, "max_time": null, "dola_layers": ""}"#;
+            "max_length": 20, "max_new_tokens": null, "max_time": null, "dola_layers": "",
+            "num_beam_groups": 1, "min_tokens": 0, "max_tokens": null, "logit_bias": {}, "repeat_penalty": 1,
+            "top_n_sigma": -1, "top_a": 0, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
+            "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2}"#;
         assert_eq!(note(&drawn, plain), None);
         let released = r#"{"_from_model_config": true, "bos_token_id": 0, "eos_token_id": 1,
             "do_sample": true, "temperature": 1.0, "top_p": 1.0, "transformers_version": "4.46.3"}"#;
@@ -375,6 +312,55 @@ mod tests {
         let ends = r#"{"max_new_tokens": 64, "max_length": 4096, "max_time": 0.5, "stop_token_ids": [7],
             "watermarking_config": {"bias": 2.5}, "token_healing": true, "dola_layers": "high"}"#;
         insta::assert_snapshot!(note(&SamplingArgs::default(), ends).unwrap(), @r#"note: DIR/generation_config.json asks for dola_layers "high", token_healing true, watermarking_config {"bias":2.5}, stop_token_ids [7], max_length 4096, max_new_tokens 64, max_time 0.5, which is not followed"#);
+    }
+
+    /// Keys of other samplers. Those that only say how, as `mirostat_tau`, are not told.
+    #[test]
+    fn keys_of_other_samplers_are_told() {
+        let recommended: Map<String, Value> = serde_json::from_str(
+            r#"{"num_beam_groups": 2, "min_tokens": 8, "max_tokens": 64, "logit_bias": {"5": -100},
+                "repeat_penalty": 1.1, "top_n_sigma": 1.5, "top_a": 0.2, "mirostat": 2, "mirostat_tau": 5.0,
+                "dry_multiplier": 0.8, "dry_base": 1.75}"#,
+        )
+        .unwrap();
+        let keys = Unfollowed::of_recommendations(&recommended);
+        let note = |drawn| keys.note(Path::new(FILE_NAME), drawn).unwrap();
+        insta::assert_snapshot!(note(true), @r#"note: generation_config.json asks for num_beam_groups 2, repeat_penalty 1.1, logit_bias {"5":-100}, min_tokens 8, max_tokens 64, dry_multiplier 0.8, top_n_sigma 1.5, top_a 0.2, mirostat 2, which is not followed"#);
+        insta::assert_snapshot!(note(false), @r#"note: generation_config.json asks for num_beam_groups 2, repeat_penalty 1.1, logit_bias {"5":-100}, min_tokens 8, max_tokens 64, dry_multiplier 0.8, which is not followed"#);
+    }
+
+    /// Old checkpoints have them in `config.json`, where nothing is followed; the library writes its
+    /// defaults there.
+    #[test]
+    fn recommendations_in_the_configuration_are_told() {
+        let note = |config: &str, recommended: Option<&str>, flags: &SamplingArgs| {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("config.json"), config).unwrap();
+            if let Some(recommended) = recommended {
+                std::fs::write(dir.path().join(FILE_NAME), recommended).unwrap();
+            }
+            let note = flags.resolve(dir.path()).unwrap().1?;
+            Some(note.replace(dir.path().to_str().unwrap(), "DIR"))
+        };
+        let none = SamplingArgs::default();
+        let drawn = SamplingArgs {
+            top_k: Some(3),
+            ..none.clone()
+        };
+        let old = r#"{"do_sample": true, "temperature": 0.6, "top_k": 40, "max_length": 4096,
+            "text_config": {"repetition_penalty": 1.2, "suppress_tokens": [5], "num_beams": 4}}"#;
+        insta::assert_snapshot!(note(old, None, &none).unwrap(), @"note: DIR/config.json asks for do_sample true, repetition_penalty 1.2, suppress_tokens [5], max_length 4096, num_beams 4, which is not followed");
+        insta::assert_snapshot!(note(old, None, &drawn).unwrap(), @"note: DIR/config.json asks for do_sample true, temperature 0.6, top_k 40, repetition_penalty 1.2, suppress_tokens [5], max_length 4096, num_beams 4, which is not followed");
+        let recommended = r#"{"do_sample": true, "temperature": 0.9, "top_k": 0, "repetition_penalty": 1.1,
+            "num_beams": 1, "suppress_tokens": [], "max_length": 20}"#;
+        insta::assert_snapshot!(note(old, Some(recommended), &none).unwrap(), @"note: DIR/generation_config.json asks for repetition_penalty 1.1, which is not followed");
+        let defaults = r#"{"do_sample": false, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "num_beams": 1,
+            "repetition_penalty": 1.0, "max_length": 20, "min_length": 0, "num_beam_groups": 1,
+            "typical_p": 1.0, "suppress_tokens": null, "bad_words_ids": null, "forced_eos_token_id": null,
+            "early_stopping": false, "length_penalty": 1.0, "num_return_sequences": 1}"#;
+        assert_eq!(note(defaults, None, &drawn), None);
+        // What cannot be read is refused where the model is loaded.
+        assert_eq!(note("{", None, &drawn), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a tokenizer file or a text could cost: memory without bound, and ids that change.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
@@ -132,6 +133,44 @@ fn a_table_that_announces_more_than_it_has_is_refused() {
         ]});
     });
     insta::assert_snapshot!(refusal(nested), @r#"the tokenizers crate 0.23 cannot read the normalizer "Sequence" of NFC, ? of tokenizer.json, which is damaged or newer than the library: precompiled_charsmap announces a trie of 4294967295 bytes, expected at most the 4 that follow"#);
+}
+
+/// The library answers each with a panic, which says what its own code is like.
+#[test]
+fn a_table_that_cannot_be_read_is_refused_in_words() {
+    let mut report = String::new();
+    // In turn: no digits; an end within a byte, wrong fillings, and a last digit with bits that no byte takes;
+    // no length; and a trie of one unit, behind it a byte that is no text.
+    let texts = [
+        "?",
+        "no base64",
+        "\u{202e}",
+        "BAAAAAAAAAAAA",
+        "BAAAAA===",
+        "BAAAAB==",
+        "",
+        "BAAAAAAAAAD/",
+    ];
+    let texts = texts.map(Value::from).into_iter();
+    for table in texts.chain([json!(5), Value::Null]) {
+        let normalizer = json!({"type": "Precompiled", "precompiled_charsmap": table});
+        let refused = refusal(with_normalizer(normalizer));
+        let (_, reason) = refused.split_once("library: ").unwrap();
+        writeln!(report, "{reason}").unwrap();
+    }
+    refusal(with_normalizer(json!({"type": "Precompiled"})));
+    insta::assert_snapshot!(report, @r#"
+    precompiled_charsmap: expected base64, found "?" at byte 0
+    precompiled_charsmap: expected base64, found " " at byte 2
+    precompiled_charsmap: expected base64, found "\u{202e}" at byte 0
+    precompiled_charsmap: expected base64, found its end at byte 13
+    precompiled_charsmap: expected base64, found "=" at byte 6
+    precompiled_charsmap: expected base64, found "B" at byte 5
+    precompiled_charsmap: expected 4 bytes that announce a trie, found 0 in all
+    precompiled_charsmap: expected replacements in UTF-8 behind the trie, found none at byte 8
+    precompiled_charsmap: expected a text in base64, found 5
+    precompiled_charsmap: expected a text in base64, found null
+    "#);
 }
 
 /// The library would follow it and panic, at texts that begin with certain bytes.

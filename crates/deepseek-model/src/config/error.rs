@@ -78,7 +78,7 @@ impl Violation {
 }
 
 /// A value as messages quote it: its beginning, with what is not plain escaped.
-pub(super) fn quoted(value: &Value) -> String {
+pub(crate) fn quoted(value: &Value) -> String {
     let text = value.to_string();
     let mut quoted: String = text.chars().take(MAX_QUOTED).collect();
     if quoted.len() < text.len() {

@@ -20,7 +20,7 @@ mod sound;
 mod variant;
 
 pub use error::{ConfigError, Violation};
-pub(crate) use error::{Violations, unreadable};
+pub(crate) use error::{Violations, quoted, unreadable};
 pub use file::FileError;
 
 /// How router logits become scores (`scoring_func`).

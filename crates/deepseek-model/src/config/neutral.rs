@@ -28,7 +28,7 @@ pub(super) enum Neutral {
 /// Notes every key of an object that asks for something else. `text` is the decoder's part, whose
 /// sizes and schedule say what some keys may hold.
 pub(super) fn check(f: &mut Fields<'_>, text: &Map<String, Value>) {
-    for (neutral, why, keys) in KEYS {
+    for (neutral, why, keys) in KEYS.into_iter().flatten() {
         for key in *keys {
             neutral.check(f, key, why);
         }
@@ -40,6 +40,7 @@ pub(super) fn check(f: &mut Fields<'_>, text: &Map<String, Value>) {
     }
     scales(f, text);
     rotated_channels(f, text);
+    resting_channels(f, text);
     base(f, text, &["rotary_emb_base", "rotary_base", "rope_base"]);
     flat_rope::check(f, text);
     per_layer::check(f, text);
@@ -157,4 +158,17 @@ pub(super) fn rotated_channels(f: &mut Fields<'_>, text: &Map<String, Value>) {
     f.optional(width, &expected, (), |v| {
         (v.as_f64()? == rotated).then_some(())
     });
+}
+
+/// The number of channels that do not rotate, which follows from those that do.
+fn resting_channels(f: &mut Fields<'_>, text: &Map<String, Value>) {
+    let width = |key| text.get(key).and_then(Value::as_f64);
+    let (Some(all), Some(rotated)) = (width("head_dim"), width("qk_rope_head_dim")) else {
+        return;
+    };
+    let rest = all - rotated;
+    let expected = format!("head_dim - qk_rope_head_dim ({rest})");
+    for key in ["qk_nope_head_dim", "nope_head_dim"] {
+        f.optional(key, &expected, (), |v| (v.as_f64()? == rest).then_some(()));
+    }
 }

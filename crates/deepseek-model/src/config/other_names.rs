@@ -6,7 +6,9 @@ use serde_json::{Map, Value};
 use super::{error::quoted, fields::Fields};
 
 /// The key that is read, and its other names. Those of sizes are not among them where a tensor of another
-/// shape is refused by itself; no tensor has that of the window or of the positions.
+/// shape is refused by itself: no tensor has that of the window, of the positions, of the choice of entries
+/// or of the channels that rotate. Those of `head_dim` are names of one part of a head in other families,
+/// as its values, which has all channels here.
 const NAMES: &[(&str, &[&str])] = &[
     (
         "sliding_window",
@@ -30,6 +32,14 @@ const NAMES: &[(&str, &[&str])] = &[
             "seq_len",
             "seq_length",
             "max_context_length",
+            "max_context_len",
+            "context_length",
+            "context_len",
+            "context_window",
+            "model_max_length",
+            "max_model_len",
+            "max_sequence_len",
+            "max_target_positions",
         ],
     ),
     (
@@ -41,6 +51,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "moe_router_score_function",
             "moe_router_score_func",
             "router_score_func",
+            "moe_router_activation",
         ],
     ),
     (
@@ -74,6 +85,27 @@ const NAMES: &[(&str, &[&str])] = &[
             "moe_k",
             "top_k_experts",
         ],
+    ),
+    (
+        "qk_rope_head_dim",
+        &["rope_head_dim", "qk_rope_dim", "rope_dim", "rotary_emb_dim"],
+    ),
+    (
+        "head_dim",
+        &[
+            "v_head_dim",
+            "value_head_dim",
+            "qk_head_dim",
+            "head_size",
+            "attention_head_size",
+            "attention_head_dim",
+            "kv_channels",
+            "d_head",
+        ],
+    ),
+    (
+        "index_topk",
+        &["index_top_k", "indexer_topk", "indexer_top_k"],
     ),
     (
         "rms_norm_eps",

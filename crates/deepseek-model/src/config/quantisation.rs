@@ -3,62 +3,93 @@
 
 use serde_json::{Map, Value};
 
-use super::{error::quoted, fields::Fields};
-
-/// Keys, what they may hold, and how a message says it.
-const KEYS: [(&str, &[&str], &str); 5] = [
-    ("activation_scheme", &["dynamic"], "\"dynamic\""),
-    ("quant_method", &["fp8"], "\"fp8\""),
-    ("fmt", &["e4m3"], "\"e4m3\""),
-    ("scale_fmt", &["ue8m0"], "\"ue8m0\""),
-    (
-        "expert_dtype",
-        &["fp4", "fp8", "bf16"],
-        "\"fp4\", \"fp8\" or \"bf16\"",
-    ),
-];
-
-/// Those of the keys that some files have outside of the object, too.
-const OUTSIDE: [&str; 4] = ["quant_method", "fmt", "scale_fmt", "expert_dtype"];
+use super::{error::quoted, fields::Fields, other_names::same};
 
 /// The object's own key.
 pub(super) const OBJECT: &str = "quantization_config";
 
+/// Names that other tools have for the object. It is not read there, so that it must say nothing else.
+const OTHER_OBJECTS: [&str; 3] = ["quantization", "compression_config", "quant_config"];
+
+/// What a key may hold. It may also be absent or `null`.
+enum Format {
+    /// One of these names.
+    Name(&'static [&'static str]),
+    /// Rows and columns of a matrix in fp8 that share a scale.
+    Block([u64; 2]),
+    /// Nothing: no format that is read has it.
+    Null,
+}
+
+/// The object's keys, which some files have outside of it, too.
+const KEYS: [(&str, Format); 9] = [
+    ("activation_scheme", Format::Name(&["dynamic"])),
+    ("quant_method", Format::Name(&["fp8"])),
+    ("fmt", Format::Name(&["e4m3"])),
+    ("scale_fmt", Format::Name(&["ue8m0"])),
+    ("expert_dtype", Format::Name(&["fp4", "fp8", "bf16"])),
+    ("bits", Format::Null),
+    ("group_size", Format::Null),
+    ("quant_algo", Format::Null),
+    ("weight_block_size", Format::Block([32, 32])),
+];
+
+impl Format {
+    fn is(&self, value: &Value) -> bool {
+        match self {
+            Self::Name(names) => value.as_str().is_some_and(|name| names.contains(&name)),
+            Self::Block(block) => value
+                .as_array()
+                .is_some_and(|sizes| sizes.iter().map(Value::as_u64).eq(block.map(Some))),
+            Self::Null => false,
+        }
+    }
+
+    /// All that it may be.
+    fn shown(&self) -> String {
+        match self {
+            Self::Name(names) => {
+                let quoted: Vec<String> = names.iter().map(|n| format!("\"{n}\"")).collect();
+                match &quoted[..] {
+                    [rest @ .., last] if !rest.is_empty() => {
+                        format!("{} or {last}", rest.join(", "))
+                    }
+                    names => names.concat(),
+                }
+            }
+            Self::Block([rows, columns]) => format!("[{rows},{columns}]"),
+            Self::Null => "null".to_owned(),
+        }
+    }
+}
+
+/// Notes every key of the object that asks for a format that is not read.
+pub(super) fn check(f: &mut Fields<'_>) {
+    compare(f, None);
+}
+
 /// Notes every key outside of the object that asks for a format that is not read, or for another than the
 /// object `inside`.
 pub(super) fn check_outside(f: &mut Fields<'_>, inside: Option<&Map<String, Value>>) {
-    for (key, names, shown) in KEYS.iter().filter(|(key, ..)| OUTSIDE.contains(key)) {
+    compare(f, inside);
+    for key in OTHER_OBJECTS {
+        if let Some(mut f) = f.object(key) {
+            compare(&mut f, inside);
+        }
+    }
+}
+
+fn compare(f: &mut Fields<'_>, inside: Option<&Map<String, Value>>) {
+    for (key, format) in &KEYS {
         let inside = inside.and_then(|inside| inside.get(*key));
         let inside = inside.filter(|value| !value.is_null());
         let expected = match inside {
             Some(value) => format!("{}, as {OBJECT} has it", quoted(value)),
-            None => format!("{shown} (nothing else is supported)"),
+            None => format!("{} (nothing else is supported)", format.shown()),
         };
-        f.optional(key, &expected, (), |v| match inside {
-            Some(value) => (v == value).then_some(()),
-            None => names.contains(&v.as_str()?).then_some(()),
-        });
-    }
-}
-
-/// Rows and columns of a matrix in fp8 that share a scale.
-const BLOCK: [u64; 2] = [32, 32];
-
-/// Notes every key that asks for a format that is not read.
-pub(super) fn check(f: &mut Fields<'_>) {
-    for (key, names, shown) in KEYS {
-        let expected = format!("{shown} (nothing else is supported)");
         f.optional(key, &expected, (), |v| {
-            names.contains(&v.as_str()?).then_some(())
+            let fits = inside.map_or_else(|| format.is(v), |inside| same(v, inside));
+            fits.then_some(())
         });
     }
-    for key in ["bits", "group_size", "quant_algo"] {
-        f.optional(key, "null (nothing else is supported)", (), |_| None);
-    }
-    let [rows, columns] = BLOCK;
-    let expected = format!("[{rows},{columns}] (nothing else is supported)");
-    f.optional("weight_block_size", &expected, (), |v| {
-        let found: Option<Vec<u64>> = v.as_array()?.iter().map(Value::as_u64).collect();
-        (found? == BLOCK).then_some(())
-    });
 }

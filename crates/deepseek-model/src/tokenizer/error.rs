@@ -52,7 +52,8 @@ pub enum TokenizerError {
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// The part that is refused, with its type if it has one: `normalizer "Frobnicate"`.
+        /// The part that is refused, with its type if it has one: `normalizer "Frobnicate"`; or a key that
+        /// is not known, as `key zz`.
         part: String,
         /// What the crate said.
         reason: String,

@@ -31,8 +31,8 @@ pub fn catches_panics() -> bool {
     CATCHING.try_with(Cell::get).unwrap_or(false)
 }
 
-/// What the library returns, or why it failed: it answers some damaged files with a panic, such as a
-/// `Precompiled` normalizer that is no base64.
+/// What the library returns, or why it failed: it answers some steps with a panic, such as a `Replace` of
+/// an expression that takes no character.
 pub(super) fn caught<T, E: ToString>(action: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     let before = CATCHING.replace(true);
     // Nothing of ours is changed in there, so nothing is left half done.

@@ -2,6 +2,7 @@
 
 mod accepted;
 mod changed;
+mod families;
 mod refused;
 mod rotation;
 mod variants;
