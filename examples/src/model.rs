@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use candle_core::{DType, Device};
-use deepseek_model::memory::Bytes;
+use deepseek_model::memory::{Bytes, check_json};
 use deepseek_model::sampler::SamplerError;
 use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
 use deepseek_model::{
@@ -50,6 +50,9 @@ pub struct ModelArgs {
     #[arg(long)]
     pub no_activation_rounding: bool,
 }
+
+/// Files of a checkpoint that are read before its weights.
+const FILES: [&str; 3] = ["config.json", "tokenizer.json", "generation_config.json"];
 
 /// The flag that names the checkpoint.
 pub(crate) const FLAG: &str = "--model";
@@ -135,6 +138,11 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
         Error::Weights(_) => Some("--model"),
         _ => None,
     };
+    if let (Error::Step(StepError::Memory { fits, .. }), Some(flag)) = (&error, flag)
+        && *fits > 0
+    {
+        return anyhow!("{flag}: {error} (lower --chunk to {fits})");
+    }
     let (flag, error) = (flag.map(str::to_owned), anyhow::Error::from(error));
     match flag {
         Some(flag) => error.context(flag),
@@ -228,6 +236,9 @@ impl ModelArgs {
     pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
         let dir = self.dir()?;
         // The errors name the file, but not the flag that led there.
+        for file in FILES {
+            check_json(&dir.join(file)).context(FLAG)?;
+        }
         let config = Config::load(dir).context(FLAG)?;
         let tokenizer = Tokenizer::load(dir).context(FLAG)?;
         tokenizer.check_fits(config.vocab_size).context(FLAG)?;
@@ -342,7 +353,7 @@ mod tests {
         };
         insta::assert_snapshot!(
             text(memory.into()),
-            @"--chunk 8192: step: 8192 rows take about 8.8 KiB of memory, expected at most the 5.9 KiB that are available; 5461 rows would fit"
+            @"--chunk 8192: step: 8192 rows take about 8.8 KiB of memory, expected at most the 5.9 KiB that are available; 5461 rows would fit (lower --chunk to 5461)"
         );
     }
 

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure};
+use deepseek_model::memory::check_text;
 
 use crate::count;
 use crate::io;
@@ -49,6 +50,7 @@ impl Texts {
             let mut read = || {
                 let text = io::read_text_or(file, stdin)?;
                 ensure!(!text.is_empty(), "the text is empty");
+                check_text(text.len())?;
                 let ids = checkpoint.tokenizer.encode(&text)?;
                 if let Some((other, _)) = texts.iter().find(|(_, other)| *other == ids) {
                     let other = io::shown(other);

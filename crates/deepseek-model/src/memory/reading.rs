@@ -30,8 +30,9 @@ const PER_OBJECT: u64 = 700;
 /// a usual length take a third.
 const PER_BYTE_OF_TEXT: u64 = 384;
 
-/// Refuses a file of JSON, of which memory does not hold what is made of it when it is read. Also of a
-/// file that is read by this crate: it asks itself only where it loads a [`Model`](crate::Model).
+/// Refuses a file of JSON, of which memory does not hold what is made of it when it is read. Who reads a
+/// [`Config`](crate::Config) or a [`Tokenizer`](crate::tokenizer::Tokenizer) asks this first;
+/// [`Model::load`](crate::Model::load) asks by itself.
 ///
 /// Nothing is said of what cannot be read, is no regular file or has more than 512 MiB.
 ///
