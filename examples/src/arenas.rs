@@ -1,4 +1,4 @@
-//! Addresses that the allocator reserves for threads.
+//! Addresses that the allocator reserves for threads, and those that it keeps.
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(crate) use glibc::bound;
@@ -9,17 +9,27 @@ pub(crate) use other::bound;
 mod glibc {
     use std::fs;
 
-    /// Where addresses are limited (`ulimit -v`), keeps glibc from reserving some for each thread. To be
-    /// called before there are any.
+    /// What is as large as this is a mapping of its own, which is given back as a whole. It is where glibc
+    /// begins, too; above it, tensors of a step with few channels would stay.
+    const MAPPED: libc::c_int = 128 << 10;
+
+    /// Where addresses are limited (`ulimit -v`), keeps glibc from reserving some for each thread, and from
+    /// keeping what was given back. To be called before there are any threads.
     ///
     /// A thread gets an arena of its own, of 64 MiB that it may never use, if that can be had: what
     /// weights need is then missing under a higher limit and not under a lower one, where no arena was
     /// made. One arena for all costs threads that allocate at once some waiting.
+    ///
+    /// And by itself it takes the size of what was given back for one that is wanted again, up to 32 MiB,
+    /// and keeps such room in pieces that are no room for anything larger. After a step there was then less
+    /// than before it, by as much as chance left: the next one was refused, though it is no larger.
     pub(crate) fn bound() {
         let limits = fs::read_to_string("/proc/self/limits");
         if limits.is_ok_and(|limits| is_limited(&limits)) {
             // SAFETY: takes two numbers and has no precondition. That it fails changes nothing.
             unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+            // SAFETY: as above.
+            unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED) };
         }
     }
 

@@ -43,7 +43,7 @@ pub struct GraphArgs {
     ///
     /// So chunks below it drop nothing in these graphs, whatever --replay says. That costs time and
     /// changes no text: nothing reads what --replay would have dropped.
-    #[arg(long, value_name = "ROWS", value_parser = flags::text(flags::whole::<u32>), allow_hyphen_values = true)]
+    #[arg(long, value_name = "ROWS", value_parser = flags::text(rows), allow_hyphen_values = true)]
     pub trim_threshold: Option<u32>,
     /// Rows of the largest graph. Without the flag, the largest of --capture-sizes, or 2048, and no
     /// more than the prompts need.
@@ -99,6 +99,11 @@ impl ReplaySizesArg {
             Err(expected) => Err(expected.replacen("expected", "expected none, or", 1)),
         }
     }
+}
+
+/// Rows of a graph that breaks: 0 exceed no window.
+fn rows(text: &str) -> Result<u32, String> {
+    flags::counting(text).map(NonZeroU32::get)
 }
 
 impl GraphArgs {

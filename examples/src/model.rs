@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use candle_core::{DType, Device};
-use deepseek_model::memory::Bytes;
+use deepseek_model::memory::{Bytes, check_json};
 use deepseek_model::sampler::SamplerError;
 use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
 use deepseek_model::{
@@ -51,6 +51,9 @@ pub struct ModelArgs {
     pub no_activation_rounding: bool,
 }
 
+/// Files of a checkpoint that are read before its weights.
+const FILES: [&str; 3] = ["config.json", "tokenizer.json", "generation_config.json"];
+
 /// The flag that names the checkpoint.
 pub(crate) const FLAG: &str = "--model";
 
@@ -66,8 +69,10 @@ pub struct PolicyArgs {
     /// prompt-tail (the last of the prompt) or exact (as many as it takes to change nothing but last bits).
     ///
     /// The last are those of a window of the model, of which there are 32 in the demo model: step-tail
-    /// drops nothing from chunks up to that, and no policy from prompts up to that. On a GPU, chunks below
-    /// --trim-threshold drop nothing in piecewise graphs; what they are answered stays the same.
+    /// drops nothing from chunks up to that, and prompt-tail nothing from prompts up to that. exact runs in
+    /// the last layer only the rows that are read, and a window less one more in each layer before it: it
+    /// drops some of a short prompt, too. On a GPU, chunks below --trim-threshold drop nothing in
+    /// piecewise graphs; what they are answered stays the same.
     #[arg(
         long,
         value_name = "POLICY",
@@ -135,6 +140,11 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
         Error::Weights(_) => Some("--model"),
         _ => None,
     };
+    if let (Error::Step(StepError::Memory { fits, .. }), Some(flag)) = (&error, flag)
+        && *fits > 0
+    {
+        return anyhow!("{flag}: {error} (lower --chunk to {fits})");
+    }
     let (flag, error) = (flag.map(str::to_owned), anyhow::Error::from(error));
     match flag {
         Some(flag) => error.context(flag),
@@ -228,6 +238,9 @@ impl ModelArgs {
     pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
         let dir = self.dir()?;
         // The errors name the file, but not the flag that led there.
+        for file in FILES {
+            check_json(&dir.join(file)).context(FLAG)?;
+        }
         let config = Config::load(dir).context(FLAG)?;
         let tokenizer = Tokenizer::load(dir).context(FLAG)?;
         tokenizer.check_fits(config.vocab_size).context(FLAG)?;
@@ -274,9 +287,13 @@ impl ModelArgs {
         let got = match self.model.metadata() {
             Ok(entry) if entry.is_dir() => None,
             Ok(_) => Some(format!("got a file{at}")),
-            Err(error) if self.model.is_symlink() => {
-                Some(format!("got a link{at} that leads nowhere: {error}"))
-            }
+            Err(error) if self.model.is_symlink() => Some(match self.model.read_link() {
+                Ok(target) if error.kind() == ErrorKind::NotFound => {
+                    let target = io::shown(&target);
+                    format!("got a link{at} to {target}, which is not there")
+                }
+                _ => format!("got a link{at} that leads nowhere: {error}"),
+            }),
             Err(error) if error.kind() == ErrorKind::NotFound => Some(format!("there is none{at}")),
             Err(error) => Some(format!("cannot look{at}: {error}")),
         };
@@ -342,7 +359,7 @@ mod tests {
         };
         insta::assert_snapshot!(
             text(memory.into()),
-            @"--chunk 8192: step: 8192 rows take about 8.8 KiB of memory, expected at most the 5.9 KiB that are available; 5461 rows would fit"
+            @"--chunk 8192: step: 8192 rows take about 8.8 KiB of memory, expected at most the 5.9 KiB that are available; 5461 rows would fit (lower --chunk to 5461)"
         );
     }
 
@@ -389,15 +406,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().display().to_string();
         #[cfg(unix)]
-        for (name, to) in [("loop", "loop"), ("dangling", "no/such/place")] {
-            let link = dir.path().join(name);
-            std::os::unix::fs::symlink(to, &link).unwrap();
-            let refused = refuse(&link);
+        {
+            let link = |name: &str, to| {
+                std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
+                refuse(&dir.path().join(name)).replace(&path, "DIR")
+            };
+            insta::assert_snapshot!(link("dangling", "no/such/place"), @"--model DIR/dangling: expected a directory, got a link to no/such/place, which is not there");
             // What follows is the system's own wording.
-            let start = format!(
-                "--model {path}/{name}: expected a directory, got a link that leads nowhere: "
-            );
-            assert!(refused.starts_with(&start), "{refused}");
+            let start = "--model DIR/loop: expected a directory, got a link that leads nowhere: ";
+            let refused = link("loop", "loop");
+            assert!(refused.starts_with(start), "{refused}");
         }
         insta::assert_snapshot!(refuse(dir.path()).replace(&path, "DIR"), @"--model DIR: expected a checkpoint, there is no config.json");
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();

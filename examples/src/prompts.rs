@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
+use deepseek_model::memory::check_text;
 
 use crate::flags::{self, Blame};
 use crate::io;
@@ -121,6 +122,7 @@ pub(crate) fn encode(text: &str, checkpoint: &Checkpoint) -> anyhow::Result<Vec<
     let Checkpoint { config, tokenizer } = checkpoint;
     // Before anything is encoded, which takes memory many times the text's own.
     tokenizer.check_length(text, config.max_positions)?;
+    check_text(text.len())?;
     let ids = match config.bos_token_id {
         Some(bos) => tokenizer.encode_with_bos(bos, text)?,
         None => tokenizer.encode(text)?,

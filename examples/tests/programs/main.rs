@@ -4,6 +4,8 @@ mod batch;
 mod flags;
 mod generate;
 mod interrupt;
+#[cfg(target_os = "linux")]
+mod memory;
 mod perplexity;
 mod process;
 mod refusals;

@@ -220,7 +220,7 @@ fn a_text_of_as_many_tokens_as_are_asked_for_is_measured() {
         let args = PerplexityArgs::try_parse_from(fixed.iter().chain(&flags)).unwrap();
         Run::of(text, |io| run(&args, io))
     };
-    insta::assert_snapshot!(run(of(7)).refused(), @"--text -: expected at least 42 tokens for 3 contexts of 40 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 7: give a longer text, or lower --contexts and --last-rows");
+    insta::assert_snapshot!(run(of(7)).refused(), @"--text -: expected at least 42 tokens for 3 contexts of 40 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 7: give a longer text, or lower --contexts and --last-rows to 5");
     insta::assert_snapshot!(run(of(41)).refused(), @"--text -: expected at least 42 tokens for 3 contexts of 40 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 41: give a longer text, or lower --windows to 2, or lower --contexts to 39");
     run(of(42)).ok();
 }
@@ -257,7 +257,7 @@ fn standard_input_is_a_text_as_it_is_a_prompt() {
     let text = "To be, or not to be, that is the question. ".repeat(8);
     perplexity_of(&["-"], &text).ok();
     insta::assert_snapshot!(perplexity_of(&["-"], "").refused(), @"--text -: the text is empty");
-    insta::assert_snapshot!(perplexity_of(&["-"], "a").refused(), @"--text -: expected at least 16 tokens for 1 context of 16 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 1: give a longer text, or lower --contexts and --last-rows");
+    insta::assert_snapshot!(perplexity_of(&["-"], "a").refused(), @"--text -: expected at least 16 tokens for 1 context of 16 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 1: give a longer text, or lower --contexts and --last-rows to 1");
     insta::assert_snapshot!(perplexity_of(&["-", "-"], &text).refused(), @"--text -: standard input can be read only once");
 }
 

@@ -1,4 +1,4 @@
-//! The programs as processes: streams that close or end nowhere, and limits.
+//! The programs as processes: streams that close or end nowhere, and what ends them.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -199,86 +199,6 @@ fn a_prompt_that_cannot_be_read_is_no_empty_one() {
     assert!(redirected("generate", &ONE_TOKEN, "<&-").status.success());
     let piped = redirected("generate", &flags, "<LICENSE-MIT");
     assert!(piped.status.success(), "{}", texts(&piped).1);
-}
-
-/// The allocator would end the program, with a number of bytes and no word about what took them.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_step_that_does_not_fit_the_memory_is_refused_by_its_flag() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/v41-demo");
-    let dir = tempfile::tempdir().unwrap();
-    for file in std::fs::read_dir(demo).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
-    }
-    let config = dir.path().join("config.json");
-    let text = std::fs::read(&config).unwrap();
-    let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
-    json["text_config"]["max_position_embeddings"] = (1 << 20).into();
-    std::fs::write(&config, json.to_string()).unwrap();
-    let prompt = dir.path().join("prompt.txt");
-    std::fs::write(&prompt, "word ".repeat(100_000)).unwrap();
-
-    let (program, mib) = (program("generate"), 1 << 10);
-    // More than threads, model and cache take, less than 100,000 rows of a step.
-    let command = format!(r#"ulimit -v {}; exec "$0" "$@""#, 1200 * mib);
-    let output = Command::new("sh")
-        .args(["-c", &command])
-        .arg(program.get_program())
-        .args(["--max-new-tokens", "0", "--chunk", "1000000", "--model"])
-        .arg(dir.path())
-        .arg("--prompt-file")
-        .arg(&prompt)
-        .env("RAYON_NUM_THREADS", "2")
-        .output()
-        .unwrap();
-    let (_, err) = texts(&output);
-    assert_eq!(output.status.code(), Some(1), "{err}");
-    assert!(
-        err.starts_with("error: --chunk 1000000: step: 100003 rows take about ")
-            && err.ends_with(" rows would fit\n")
-            && err.lines().count() == 1,
-        "{err}"
-    );
-    let fits = err.rsplit_once("; ").unwrap().1.split(' ').next().unwrap();
-    let fits: u32 = fits.parse().unwrap();
-    assert!((1000..100_003).contains(&fits), "{err}");
-}
-
-/// Threads could take addresses that weights need: 160 MiB were refused where 100 were enough. And what
-/// passes the checks must not be ended by the allocator.
-#[cfg(target_os = "linux")]
-#[test]
-fn what_runs_under_a_limit_runs_under_every_higher_one() {
-    let program = program("generate");
-    let under = |mib: u32| {
-        Command::new("sh")
-            .args(["-c", &format!(r#"ulimit -v {}; exec "$0" "$@""#, mib << 10)])
-            .arg(program.get_program())
-            .args(ONE_TOKEN)
-            .current_dir(program.get_current_dir().unwrap())
-            .env("RAYON_NUM_THREADS", "4")
-            .output()
-            .unwrap()
-    };
-    let mut refused = None;
-    for mib in (5..80).rev().map(|n: u32| 4 * n) {
-        let output = under(mib);
-        let err = texts(&output).1;
-        match output.status.code() {
-            Some(0) => assert_eq!(refused, None, "{mib} MiB are enough"),
-            Some(1) if err.starts_with("error: ") => {
-                // The machine has enough: nothing else would lead to the limit.
-                assert!(err.contains("ulimit -v"), "{mib} MiB: {err}");
-                refused = refused.or(Some(mib));
-            }
-            // Not ours: the program was not even loaded.
-            Some(127) => break,
-            code => panic!("{code:?} under {mib} MiB: {err}"),
-        }
-    }
-    let most = refused.expect("a limit that is too low");
-    assert!((64..160).contains(&most), "{most} MiB are too few");
 }
 
 /// `/dev/null` that was asked for, however it was opened.

@@ -63,6 +63,9 @@ fn a_command_line_that_is_wrong_by_itself_has_a_status_of_its_own() {
     ] {
         assert_eq!(status("generate", flags), 2, "{flags:?}");
     }
+    // No window is as short.
+    let none = ["--prompt", "a", "--trim-threshold", "0"];
+    assert_eq!(status("generate", &none), 2);
     for flags in [
         &["--contexts", "64,64"][..],
         &["--contexts", "5"],

@@ -133,12 +133,13 @@ pub(super) fn plan_pages(
         Some((sizes, pages, tensors, lists, tensors.checked_add(lists)?))
     };
     // The host would end the program where it has no room.
-    let check = |lists, all| host::check(if device.is_cpu() { all } else { lists });
+    let of_host = |lists, all| if device.is_cpu() { all } else { lists };
     let fits =
-        |tokens| sized(tokens).is_some_and(|(_, _, _, lists, all)| check(lists, all).is_ok());
+        |tokens| sized(tokens).is_some_and(|(_, _, _, lists, all)| host::fits(of_host(lists, all)));
     let (sizes, pages, tensors, lists, all) =
         sized(options.max_tokens).ok_or_else(|| options.unaddressable(|t| sized(t).is_some()))?;
-    check(lists, all).map_err(|shortage| options.too_large(Some(all), shortage, fits))?;
+    host::check(of_host(lists, all))
+        .map_err(|shortage| options.too_large(Some(all), shortage, fits))?;
     if let Some(free) = device::memory(device)?.map(|memory| memory.free)
         && tensors > free
     {

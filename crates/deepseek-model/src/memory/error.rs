@@ -1,6 +1,9 @@
 //! Why a run does not fit the memory it may take.
 
-use super::{Bytes, MemoryUse, fits::rows_would_fit};
+use std::path::PathBuf;
+
+use super::{Bytes, MemoryUse, Shortage, fits::rows_would_fit};
+use crate::plain::Shown;
 
 /// Why a run does not fit the memory it may take.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +76,33 @@ pub enum MemoryError {
         tokens: usize,
         /// Tokens that would fit, without graphs.
         fits: usize,
+    },
+    /// A file of a checkpoint of which the host has no memory for what is made of it.
+    #[error("reading {} may take {} of memory, {shortage}", Shown(path), Bytes(*bytes))]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that it may take, estimated from above.
+        bytes: u64,
+        /// What there is.
+        shortage: Shortage,
+    },
+    /// A text that takes too much memory on its way to its tokens.
+    #[error(
+        "to encode a text of {} may take {} of memory, {shortage}; {}",
+        Bytes(*text_bytes),
+        Bytes(*bytes),
+        if *fits > 0 { format!("a text of {} would fit", Bytes(*fits)) } else { "none would fit".to_owned() }
+    )]
+    Text {
+        /// Bytes of the text.
+        text_bytes: u64,
+        /// Bytes that encoding may take, estimated from above.
+        bytes: u64,
+        /// What there is.
+        shortage: Shortage,
+        /// Bytes of a text that would fit.
+        fits: u64,
     },
     /// The sizes are beyond any memory.
     #[error("the weights take more bytes than can be addressed")]

@@ -23,7 +23,7 @@ fn check_rows(config: &Config, rows: usize, read: usize) -> Result<(), StepError
         rows,
         bytes,
         shortage,
-        fits: rows_that_fit(config, rows, read, |bytes| host::check(bytes).is_ok()),
+        fits: rows_that_fit(config, rows, read, host::fits),
     })
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod fits;
 pub(crate) mod footprint;
 pub(crate) mod graphs;
 pub(crate) mod host;
+mod reading;
 mod widths;
 pub(crate) mod workspace;
 
@@ -18,4 +19,6 @@ pub use bytes::Bytes;
 pub use demand::{Demand, MemoryUse, Place};
 pub use error::MemoryError;
 pub use host::Shortage;
+pub(crate) use reading::check_json_text;
+pub use reading::{check_json, check_text};
 pub use workspace::StepSize;

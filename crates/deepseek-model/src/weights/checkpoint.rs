@@ -17,6 +17,7 @@ use crate::config::{
     file::{self, MAX_JSON},
     json::{self, Json},
 };
+use crate::memory::check_json;
 
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
@@ -59,6 +60,7 @@ pub(super) fn has_unread_file(dir: &Path) -> bool {
 }
 
 fn read_index(path: &Path) -> Result<Index, WeightsError> {
+    check_json(path)?;
     let text = file::read(path, MAX_JSON).map_err(|source| WeightsError::Read {
         path: path.into(),
         source,
@@ -84,6 +86,10 @@ fn weight_map(value: &Value, violations: &mut Vec<Violation>) -> Index {
     const MAP: &str = "weight_map";
     let mut index = Index::new();
     let expected = "an object of file names by tensor";
+    if !value.is_object() {
+        violations.push(Violation::value("the file as a whole", "an object", value));
+        return index;
+    }
     match value.get(MAP) {
         Some(Value::Object(map)) => {
             for (tensor, file) in map {

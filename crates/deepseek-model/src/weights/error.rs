@@ -12,7 +12,7 @@ use super::{
     problem::{Problem, Problems, Quoted},
 };
 use crate::config::{ConfigError, Violation, Violations, unreadable};
-use crate::memory::{Bytes, Shortage};
+use crate::memory::{Bytes, MemoryError, Shortage};
 use crate::plain::Shown;
 
 /// Why weights cannot be had.
@@ -45,6 +45,9 @@ pub enum WeightsError {
         /// What the system said.
         source: io::Error,
     },
+    /// The host has no memory for what is made of a file.
+    #[error(transparent)]
+    Reading(#[from] MemoryError),
     /// The index is no JSON.
     #[error("{} {}", Shown(path), unreadable("a shard index", key))]
     Index {

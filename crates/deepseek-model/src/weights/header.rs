@@ -10,12 +10,17 @@ use safetensors::{
 use serde_json::{Map, Value};
 
 use super::problem::Problem;
-use crate::config::json::{self, Json};
+use crate::{
+    config::json::{self, Json},
+    memory::{Bytes, check_json_text},
+};
 
 /// Bytes of the length that a safetensors file starts with.
 const LENGTH_BYTES: usize = 8;
 /// Longest header in bytes, as in the `safetensors` crate. It is read into memory, the rest is not.
 const MAX_HEADER: usize = 100_000_000;
+/// What a file begins with that git-lfs has put in the place of another, until that is fetched.
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// Reads the header of `file`, whose content is `bytes`: what it lists, and where the first tensor's
 /// bytes start.
@@ -25,7 +30,13 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(Metadata, usize), Vec<Pr
         vec![Problem::File { file, reason }]
     };
     let header = header(bytes).map_err(of_file)?;
-    let Json { value, repeated } = json::parse(header).map_err(|stopped| {
+    check_json_text(header.as_bytes()).map_err(|(bytes, shortage)| {
+        let bytes = Bytes(bytes);
+        of_file(format!(
+            "reading its header may take {bytes} of memory, {shortage}"
+        ))
+    })?;
+    let Json { value, repeated } = json::parse(header.as_bytes()).map_err(|stopped| {
         of_file(match stopped.key.as_str() {
             "" => format!("invalid JSON in header: {}", stopped.source),
             // Keys can be long, and what is long is cut at its end.
@@ -44,7 +55,7 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(Metadata, usize), Vec<Pr
         return Err(repeated.into_iter().map(problem).collect());
     }
     let metadata: Metadata = serde_json::from_value(value).map_err(|error| {
-        let again: Map<String, Value> = serde_json::from_slice(header).unwrap_or_default();
+        let again: Map<String, Value> = serde_json::from_str(header).unwrap_or_default();
         let entries = bad_entries(file, &again);
         if entries.is_empty() {
             of_file(format!("invalid header: {error}"))
@@ -58,8 +69,11 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(Metadata, usize), Vec<Pr
 }
 
 /// The text of the header, or why there is none.
-fn header(bytes: &[u8]) -> Result<&[u8], String> {
+fn header(bytes: &[u8]) -> Result<&str, String> {
     let len = bytes.len();
+    if bytes.starts_with(POINTER) {
+        return Err("a pointer of git-lfs: fetch the file itself (git lfs pull)".to_owned());
+    }
     if bytes.is_empty() {
         return Err("the file is empty".to_owned());
     }
@@ -79,8 +93,7 @@ fn header(bytes: &[u8]) -> Result<&[u8], String> {
              in all"
         )
     })?;
-    std::str::from_utf8(header).map_err(|error| format!("invalid UTF-8 in header: {error}"))?;
-    Ok(header)
+    std::str::from_utf8(header).map_err(|error| format!("invalid UTF-8 in header: {error}"))
 }
 
 /// The tensors end where the file does. Their ends are numbers out of the file: any at all.

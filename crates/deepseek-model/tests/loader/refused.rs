@@ -75,6 +75,7 @@ fn broken_indexes() {
     let dir = tempfile::TempDir::new().unwrap();
     for (name, text) in [
         ("index_no_json", "{\"weight_map\": {"),
+        ("index_no_object", "[]"),
         ("index_no_map", "{\"metadata\": {}}"),
         (
             "index_bad_map",
@@ -128,6 +129,10 @@ fn damaged_files() {
         (
             "file_of_text",
             b"version https://example.org/pointer\noid 1\nsize 2\n",
+        ),
+        (
+            "file_of_git_lfs",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2\n",
         ),
         ("file_no_json", &file("{\"norm.weight\": ", 0)),
         (
