@@ -109,10 +109,12 @@ fn an_idle_server_ends() {
         let begun = Instant::now();
         server.signal("TERM");
         let (code, told) = server.ended();
-        assert_eq!(
-            (code, told.as_str()),
-            (Some(0), "ending: no request runs\n")
-        );
+        assert_eq!(code, Some(0), "{told}");
+        let (first, rest) = told.split_at("ending: no request runs\n".len());
+        assert_eq!(first, "ending: no request runs\n");
+        // Without any grace a connection may not get to close itself.
+        let open = ["", "ended with connections that were open\n"];
+        assert!(open[..=usize::from(grace == "0")].contains(&rest), "{told}");
         assert!(
             begun.elapsed() < Duration::from_secs(4),
             "it waited for nobody"
