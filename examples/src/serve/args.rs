@@ -73,7 +73,9 @@ Limits beside those of the flags:
                                      together: prompts times n
   stop texts of a request            {MAX_STOPS}
   chat templates                     run {AT_ONCE} at a time, and a client waits {longest} s for its own, or
-                                     --request-timeout where that is less
+                                     --request-timeout where that is less. They are trusted as the
+                                     model's own: one that runs on keeps its place, and one that nests
+                                     values without end ends the server
   readers                            are given up after {stall} s in which they took nothing, or once {QUEUE}
                                      tokens of each text wait for them. A stream that has nothing to
                                      say for {keep_alive} s has a comment
