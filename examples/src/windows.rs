@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure};
 use deepseek_model::memory::check_text;
+use indicatif::HumanCount;
 
 use crate::count;
 use crate::io;
@@ -107,12 +108,13 @@ impl Texts {
     /// Names the text, how many tokens it would need, and which flags would make it do.
     pub fn check(&self, len: usize, rows: usize, windows_per_text: usize) -> anyhow::Result<()> {
         let begun = usize::from(self.bos.is_some());
-        for (file, text) in &self.texts {
+        // Flags that do for the shortest do for all.
+        if let Some((file, text)) = self.texts.iter().min_by_key(|(_, text)| text.len()) {
             // A window of one begins at a token of its own, and the last is followed by one more.
             let (tokens, taken) = (text.len(), len - begun);
             let least = taken.saturating_add(windows_per_text);
             if tokens >= least {
-                continue;
+                return Ok(());
             }
             let mut help = vec!["give a longer text".to_owned()];
             // Of one window, then of as many as were asked for.
@@ -135,7 +137,7 @@ impl Texts {
                 help.push("lower --contexts, --last-rows and --windows".to_owned());
             }
             bail!(
-                "--text {}: expected at least {} for {} of {} (--windows, --contexts){}, got {tokens}: {}",
+                "--text {}: expected at least {} for {} of {} (--windows, --contexts){}, got {}: {}",
                 io::shown(file),
                 count(least, "token"),
                 count(windows_per_text, "context"),
@@ -145,6 +147,7 @@ impl Texts {
                 } else {
                     ""
                 },
+                HumanCount(tokens as u64),
                 help.join(", or ")
             );
         }
@@ -233,6 +236,21 @@ mod tests {
                 assert!(cut.len() == windows && distinct, "{bos:?} {len} {windows}");
             }
         }
+    }
+
+    /// Else who follows the advice is refused again, for the next text.
+    #[test]
+    fn of_several_texts_the_shortest_is_named() {
+        let texts = Texts {
+            texts: [30, 12, 20]
+                .map(|n| (format!("{n}.txt").into(), (0..n).collect()))
+                .into(),
+            bos: None,
+        };
+        let refused = texts.check(10, 1, 40).unwrap_err().to_string();
+        assert!(refused.starts_with("--text 12.txt: "), "{refused}");
+        assert!(refused.contains("lower --windows to 2"), "{refused}");
+        texts.check(10, 1, 2).unwrap();
     }
 
     #[test]

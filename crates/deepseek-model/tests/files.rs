@@ -179,6 +179,25 @@ fn a_byte_order_mark_is_passed_over_and_utf_16_is_named() {
     }
 }
 
+/// A clone without git-lfs has such a text in the place of each large file.
+#[test]
+fn a_pointer_of_git_lfs_is_named() {
+    for file in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        INDEX,
+    ] {
+        let dir = copy();
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
+        fs::write(dir.path().join(file), pointer).unwrap();
+        let expected = format!(
+            "cannot read DIR/{file}: a pointer of git-lfs: fetch the file itself (git lfs pull)"
+        );
+        assert_eq!(refusal(dir.path(), file), expected);
+    }
+}
+
 /// A program that handles one kind apart finds it below the system's error.
 #[test]
 fn the_kind_of_refusal_can_be_matched_on() {

@@ -7,6 +7,7 @@ use std::io::Read;
 use anyhow::{Context, bail, ensure};
 use deepseek_model::ReplayPolicy;
 use deepseek_model::engine::EngineRequest;
+use deepseek_model::memory::{MemoryError, check_text};
 use deepseek_model::tokenizer::check_ids;
 use serde_json::{Value, json};
 
@@ -43,6 +44,10 @@ struct Defaults<'a> {
     model: Value,
 }
 
+/// Bytes of lines, and of the requests that they become, after which it is asked whether there is memory for as
+/// many more.
+const CHECKED: usize = 64 << 10;
+
 /// Reads the requests of `--batch`. Lines that are blank count, and ask for nothing.
 ///
 /// # Errors
@@ -70,7 +75,16 @@ pub(super) fn read(
     // Some programs begin a text in UTF-8 with a byte-order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = (1..).zip(text.lines());
+    let mut unchecked = 0;
     for (line, text) in lines.filter(|(_, text)| !text.trim().is_empty()) {
+        // A long line may take as much on its way to tokens, and many short ones as requests.
+        unchecked += text.len() + size_of::<Request>();
+        if unchecked >= CHECKED {
+            unchecked = 0;
+            if let Err(MemoryError::Text { shortage, .. }) = check_text(text.len().max(CHECKED)) {
+                bail!("{name} line {line}: memory does not hold more requests: {shortage}");
+            }
+        }
         let request = defaults.request(line, text).and_then(|request| {
             match lines_of_ids.insert(request.id.clone(), line) {
                 Some(before) => bail!("id {} is that of line {before}, too", request.id),

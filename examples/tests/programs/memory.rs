@@ -220,3 +220,23 @@ fn a_file_that_takes_more_memory_than_there_is_is_named() {
         }
     }
 }
+
+/// Many short lines become requests that take many times as much.
+#[test]
+fn a_batch_that_does_not_fit_the_memory_is_refused_by_its_flag() {
+    let dir = tempfile::tempdir().unwrap();
+    let batch = dir.path().join("batch.jsonl");
+    std::fs::write(&batch, "{\"prompt\":\"x\"}\n".repeat(100_000)).unwrap();
+    let batch = batch.to_str().unwrap();
+    for mib in [54, 58, 62, 66] {
+        let err = refusal(
+            mib << 10,
+            "generate",
+            &["--batch", batch, "--max-new-tokens", "0"],
+        );
+        assert!(
+            err.starts_with(&format!("error: --batch {batch}")),
+            "{mib} MiB: {err}"
+        );
+    }
+}

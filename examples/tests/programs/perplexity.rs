@@ -264,7 +264,7 @@ fn standard_input_is_a_text_as_it_is_a_prompt() {
 #[test]
 fn more_windows_than_the_text_has_are_refused() {
     let refused = perplexity(&["--windows", "4294967295"]).refused();
-    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--text DATA/tempest.txt: expected at least 4,294,969,342 tokens for 4,294,967,295 contexts of 2,048 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 38588: give a longer text, or lower --windows to 36541");
+    insta::assert_snapshot!(refused.replace(DATA, "DATA"), @"--text DATA/tempest.txt: expected at least 4,294,969,342 tokens for 4,294,967,295 contexts of 2,048 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 38,588: give a longer text, or lower --windows to 36541");
 }
 
 #[test]

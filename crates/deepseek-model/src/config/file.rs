@@ -16,6 +16,9 @@ pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Most bytes of `tokenizer.json`.
 pub(crate) const MAX_TOKENIZER: u64 = 512 << 20;
 
+/// What a file begins with that git-lfs has put in the place of another.
+pub(crate) const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
@@ -47,6 +50,9 @@ pub enum FileError {
         /// Bytes that it may have.
         limit: u64,
     },
+    /// What git-lfs puts in the place of a file until that is fetched.
+    #[error("a pointer of git-lfs: fetch the file itself (git lfs pull)")]
+    Pointer,
     /// A text in UTF-16, which some programs write.
     #[error("expected UTF-8, found UTF-16, by its byte-order mark")]
     Utf16,
@@ -96,6 +102,9 @@ pub(crate) fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     }
     if content.starts_with(b"\xff\xfe") || content.starts_with(b"\xfe\xff") {
         return Err(FileError::Utf16.into());
+    }
+    if content.starts_with(POINTER) {
+        return Err(FileError::Pointer.into());
     }
     if content.starts_with(BYTE_ORDER_MARK) {
         content.drain(..BYTE_ORDER_MARK.len());

@@ -19,10 +19,12 @@ enum Format {
     Block([u64; 2]),
     /// Nothing: no format that is read has it.
     Null,
+    /// `false`: no format that is read is of that kind.
+    False,
 }
 
 /// The object's keys, which some files have outside of it, too.
-const KEYS: [(&str, Format); 9] = [
+const KEYS: [(&str, Format); 11] = [
     ("activation_scheme", Format::Name(&["dynamic"])),
     ("quant_method", Format::Name(&["fp8"])),
     ("fmt", Format::Name(&["e4m3"])),
@@ -31,7 +33,17 @@ const KEYS: [(&str, Format); 9] = [
     ("bits", Format::Null),
     ("group_size", Format::Null),
     ("quant_algo", Format::Null),
+    ("load_in_4bit", Format::False),
+    ("load_in_8bit", Format::False),
     ("weight_block_size", Format::Block([32, 32])),
+];
+
+/// Keys that mean a format in such an object alone.
+const KEYS_OF_OBJECTS: [(&str, Format); 4] = [
+    ("format", Format::Null),
+    ("mode", Format::Null),
+    ("config_groups", Format::Null),
+    ("sparsity_config", Format::Null),
 ];
 
 impl Format {
@@ -42,6 +54,7 @@ impl Format {
                 .as_array()
                 .is_some_and(|sizes| sizes.iter().map(Value::as_u64).eq(block.map(Some))),
             Self::Null => false,
+            Self::False => value.as_bool() == Some(false),
         }
     }
 
@@ -59,28 +72,31 @@ impl Format {
             }
             Self::Block([rows, columns]) => format!("[{rows},{columns}]"),
             Self::Null => "null".to_owned(),
+            Self::False => "false".to_owned(),
         }
     }
 }
 
 /// Notes every key of the object that asks for a format that is not read.
 pub(super) fn check(f: &mut Fields<'_>) {
-    compare(f, None);
+    compare(f, &KEYS, None);
+    compare(f, &KEYS_OF_OBJECTS, None);
 }
 
 /// Notes every key outside of the object that asks for a format that is not read, or for another than the
 /// object `inside`.
 pub(super) fn check_outside(f: &mut Fields<'_>, inside: Option<&Map<String, Value>>) {
-    compare(f, inside);
+    compare(f, &KEYS, inside);
     for key in OTHER_OBJECTS {
         if let Some(mut f) = f.object(key) {
-            compare(&mut f, inside);
+            compare(&mut f, &KEYS, inside);
+            compare(&mut f, &KEYS_OF_OBJECTS, inside);
         }
     }
 }
 
-fn compare(f: &mut Fields<'_>, inside: Option<&Map<String, Value>>) {
-    for (key, format) in &KEYS {
+fn compare(f: &mut Fields<'_>, keys: &[(&str, Format)], inside: Option<&Map<String, Value>>) {
+    for (key, format) in keys {
         let inside = inside.and_then(|inside| inside.get(*key));
         let inside = inside.filter(|value| !value.is_null());
         let expected = match inside {

@@ -11,7 +11,10 @@ use serde_json::{Map, Value};
 
 use super::problem::Problem;
 use crate::{
-    config::json::{self, Json},
+    config::{
+        file::{FileError, POINTER},
+        json::{self, Json},
+    },
     memory::{Bytes, check_json_text},
 };
 
@@ -19,8 +22,6 @@ use crate::{
 const LENGTH_BYTES: usize = 8;
 /// Longest header in bytes, as in the `safetensors` crate. It is read into memory, the rest is not.
 const MAX_HEADER: usize = 100_000_000;
-/// What a file begins with that git-lfs has put in the place of another, until that is fetched.
-const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// Reads the header of `file`, whose content is `bytes`: what it lists, and where the first tensor's
 /// bytes start.
@@ -72,7 +73,7 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(Metadata, usize), Vec<Pr
 fn header(bytes: &[u8]) -> Result<&str, String> {
     let len = bytes.len();
     if bytes.starts_with(POINTER) {
-        return Err("a pointer of git-lfs: fetch the file itself (git lfs pull)".to_owned());
+        return Err(FileError::Pointer.to_string());
     }
     if bytes.is_empty() {
         return Err("the file is empty".to_owned());

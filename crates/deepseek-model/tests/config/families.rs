@@ -133,6 +133,15 @@ pub(crate) fn keys() -> Vec<(&'static str, Vec<Value>, Value)> {
             ],
             json!({ "bits": 4 }),
         ),
+        ("quantization", vec![], json!({ "mode": "mxfp4" })),
+        ("load_in_4bit", vec![json!(false)], json!(true)),
+        ("load_in_8bit", vec![json!(false)], json!(true)),
+        ("rope_traditional", vec![json!(true)], json!(false)),
+        (
+            "compression_config",
+            vec![],
+            json!({ "format": "pack-quantized" }),
+        ),
         (
             "compression_config",
             vec![json!({ "weight_block_size": [32, 32] })],
@@ -202,6 +211,11 @@ pub(crate) fn repeated() -> Vec<(&'static str, Vec<Value>, Value)> {
                 "weight_block_size": [32, 32], "activation_scheme": "dynamic", "expert_dtype": "fp8",
             })],
             json!({ "fmt": "e5m2" }),
+        ),
+        (
+            "quantization_config",
+            vec![json!({ "config_groups": null, "load_in_4bit": false })],
+            json!({ "config_groups": { "group_0": { "weights": { "num_bits": 4 } } } }),
         ),
     ]
 }

@@ -23,6 +23,7 @@ pub(super) const KEYS: &[Key] = &[
             "rope_interleaved",
             "indexer_rope_interleave",
             "index_rope_interleave",
+            "rope_traditional",
         ],
     ),
     (
