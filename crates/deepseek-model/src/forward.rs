@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use candle_core::{DType, Module, Tensor};
+use candle_core::{DType, Tensor};
 use replay_core::GraphMode;
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     layers::{Observer, RowState, StepContext},
     memory::footprint,
     model::{Model, held_dtype},
-    ops::{Act, Choice, FaultWord, KvStart, collapse_norm},
+    ops::{Act, Choice, FaultWord, KvStart, collapse_norm, embed},
     profile::{Mark, Profile},
     replay::{run_replay, stats},
     rows::Rows,
@@ -97,14 +97,8 @@ impl Model {
 
     /// `[rows, n, h]` copies of the embedding; the first sublayer reads stream 0.
     pub(crate) fn embed(&self, tokens: &Tensor) -> Result<RowState> {
-        let (rows, n, h) = (
-            tokens.dims1()?,
-            self.config.hc_mult,
-            self.config.hidden_size,
-        );
-        let device = tokens.device();
-        let x = self.embed.forward(tokens)?;
-        let streams = x.unsqueeze(1)?.broadcast_as((rows, n, h))?.contiguous()?;
+        let (rows, n, device) = (tokens.dims1()?, self.config.hc_mult, tokens.device());
+        let streams = embed(&self.embed, tokens, n)?;
         let first = Tensor::ones((rows, 1), DType::F32, device)?;
         let pre = if n > 1 {
             let rest = Tensor::zeros((rows, n - 1), DType::F32, device)?;

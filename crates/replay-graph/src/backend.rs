@@ -146,6 +146,8 @@ pub struct NodeCounts {
     pub frees: u32,
     /// Anything else.
     pub others: u32,
+    /// Nodes that do work on the longest way through: less than all that do where there are branches.
+    pub longest: u32,
 }
 
 impl NodeCounts {

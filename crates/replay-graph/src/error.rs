@@ -109,6 +109,10 @@ pub enum Error {
         got: usize,
     },
 
+    /// A segment ended inside a branch.
+    #[error("a break inside a branch of `join`; put it before or after")]
+    BreakInBranch,
+
     // === What a segment may not do ===
     /// Host memory was copied to or from the device inside a segment.
     #[error(

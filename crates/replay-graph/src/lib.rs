@@ -43,6 +43,11 @@
 //! | take what changes from launch to launch from tensors at fixed addresses, written in place ([`Tensor::slice_set`](candle_core::Tensor::slice_set)), or inside a break | no |
 //! | keep alive, as long as the graph, what its segments read beside what the graph owns | no |
 //!
+//! # Branches
+//!
+//! [`join`] lets two pieces of a program that do not depend on each other become branches of the graph,
+//! on the one stream that is captured.
+//!
 //! # The replay layers
 //!
 //! [`ReplayBreak`] is the break at the cut: it gathers the rows that a
@@ -71,6 +76,7 @@ mod device;
 mod eager;
 mod error;
 mod graph;
+mod join;
 mod kept;
 mod marks;
 mod options;
@@ -88,6 +94,7 @@ pub use device::{DeviceCapture, DeviceSegment};
 pub use eager::{ReplayDecoder, resume_replay_layers, run_replay_layers};
 pub use error::{Error, Result};
 pub use graph::BreakableGraph;
+pub use join::join;
 pub use marks::Marks;
 pub use options::{CaptureMode, CaptureOptions};
 pub use replay::{BreakPhase, ReplayBreak, ReplayLayers};

@@ -1,6 +1,7 @@
 //! Sliding-window attention with compressed entries and grouped output projection.
 
 use candle_core::Tensor;
+use replay_graph::join;
 
 use super::{compressor::Compressor, context::StepContext, indexer::Indexer, state::RowState};
 use crate::{
@@ -62,12 +63,13 @@ impl Attention {
     }
 
     /// `normed` and `state` hold the `running` rows; `kv` is that of all `entering` ones.
-    /// An index source replaces the choice in `state`.
+    /// An index source replaces the choice in `state`. Gives the output `[rows, h]`, and what `beside` makes
+    /// of the state, which needs no result of this.
     #[allow(
         clippy::too_many_arguments,
         reason = "the layer's tensors, each used once"
     )]
-    pub(super) fn forward(
+    pub(super) fn forward<T>(
         &self,
         ctx: &StepContext<'_>,
         layer: usize,
@@ -76,7 +78,8 @@ impl Attention {
         (kv, entering): (&Tensor, &Rows),
         running: &Rows,
         kv_start: KvStart<'_>,
-    ) -> Result<Tensor> {
+        beside: impl FnOnce(&RowState) -> Result<T>,
+    ) -> Result<(Tensor, T)> {
         let config = ctx.config;
         let schedule = config.layers[layer];
         let table = running.rope(ctx.frequencies, schedule.ratio > 0)?;
@@ -108,16 +111,13 @@ impl Attention {
                 pool: &source.entries,
                 pages: &ctx.pages,
             });
-        let out = attention(
-            &q,
-            running,
-            &window,
-            entries.as_ref(),
-            &self.sink,
-            table,
-            ctx.act,
-        )?;
+        let attend = || {
+            let entries = entries.as_ref();
+            let out = attention(&q, running, &window, entries, &self.sink, table, ctx.act)?;
+            Ok(out)
+        };
+        let (out, beside) = join(ctx.device, attend, || beside(state))?;
         let out = grouped_linear(&out, &self.wo_a, config.o_groups, ctx.act)?;
-        Ok(self.wo_b.forward(&out, ctx.act)?)
+        Ok((self.wo_b.forward(&out, ctx.act)?, beside))
     }
 }

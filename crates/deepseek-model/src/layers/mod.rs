@@ -93,8 +93,9 @@ impl DecoderLayer {
             normed,
             kv,
         } = entered;
-        let (attn_pre, post_comb) = mix(&self.attn_mix, &state.streams)?;
-        let y = self.attention.forward(
+        // The coefficients of a site are small work, and nothing waits for them until the sublayer has made its
+        // output: they are made beside what leaves much of a device idle.
+        let (y, (attn_pre, post_comb)) = self.attention.forward(
             ctx,
             self.index,
             &mut state,
@@ -102,6 +103,7 @@ impl DecoderLayer {
             (&kv, entering),
             running,
             kv_start,
+            |state| Ok(mix(&self.attn_mix, &state.streams)?),
         )?;
         ctx.note(|| format!("layers.{}.attn_out", self.index), &y);
         let (streams, x) = expand_norm(
@@ -113,9 +115,9 @@ impl DecoderLayer {
             ctx.config.rms_norm_eps,
             ctx.act,
         )?;
-        let (ffn_pre, post_comb) = mix(&self.ffn_mix, &streams)?;
         ctx.note(|| format!("layers.{}.ffn_in", self.index), &x);
-        let y = self.moe.forward(ctx, self.index, &x)?;
+        let mix = || Ok(mix(&self.ffn_mix, &streams)?);
+        let (y, (ffn_pre, post_comb)) = self.moe.forward(ctx, self.index, &x, mix)?;
         ctx.note(|| format!("layers.{}.ffn_out", self.index), &y);
         state.streams = expand(&y, &streams, &post_comb, ctx.act)?;
         state.pre = ffn_pre;

@@ -40,6 +40,10 @@ pub(super) fn close_groups(
     absent()
 }
 
+pub(super) fn embed(_: &Tensor, _: &Tensor, _: usize) -> Result<Tensor> {
+    absent()
+}
+
 pub(super) fn engram_gate(
     _: &Tensor,
     _: &Tensor,
@@ -50,11 +54,19 @@ pub(super) fn engram_gate(
     absent()
 }
 
+/// Choices on a device, of which there is none in this build.
+#[derive(Debug)]
+pub(crate) enum SortedChoices {}
+
+pub(super) fn sort_choices(_: &Experts, _: &Tensor, _: &Tensor) -> Result<SortedChoices> {
+    absent()
+}
+
 pub(super) fn routed_experts(
     _: &Experts,
     _: &Tensor,
-    _: &Tensor,
-    _: &Tensor,
+    _: (&Tensor, &Tensor),
+    _: &SortedChoices,
     _: &Tensor,
 ) -> Result<Tensor> {
     absent()
@@ -74,6 +86,10 @@ pub(super) fn choose_entries(
 }
 
 pub(super) fn grouped_linear(_: &Tensor, _: &Tensor, _: usize, _: Act) -> Result<Tensor> {
+    absent()
+}
+
+pub(super) fn has_own_kernel(_: &Tensor, _: &Tensor) -> Result<bool> {
     absent()
 }
 

@@ -34,30 +34,50 @@ struct Job<'a> {
     choices: &'a [u32],
 }
 
+/// The choices of a batch by expert, as [`routed_experts`] takes them.
+#[derive(Debug)]
+pub(crate) enum SortedChoices {
+    /// Indices of the flat choices; equal experts in row order.
+    Host(Vec<u32>),
+    /// On a device.
+    Device(cuda::SortedChoices),
+}
+
+/// Sorts the choices `ids` `[rows, k]` (u32) of the rows `x` `[rows, h]` by expert.
+pub(crate) fn sort_choices(experts: &Experts, x: &Tensor, ids: &Tensor) -> Result<SortedChoices> {
+    if x.device().is_cuda() {
+        return cuda::sort_choices(experts, x, ids).map(SortedChoices::Device);
+    }
+    sort_by_expert(&u32s(ids)?, experts.w13.dim(0)?).map(SortedChoices::Host)
+}
+
 /// `shared[row] + Σ_k weight · expert_k(x[row])`, `[rows, h]`, summed in f32 in the order of the
 /// choices, whatever the rest of the batch. The products themselves may sum in another order where
 /// an expert has another number of rows, as `matmul_nt` says.
 ///
-/// `x` and `shared` are `[rows, h]`, `ids` (u32) and `weights` are `[rows, k]`.
+/// `x` and `shared` are `[rows, h]`, `ids` (u32) and `weights` are `[rows, k]`; `sorted` is what
+/// [`sort_choices`] made of `x` and `ids`.
 pub(crate) fn routed_experts(
     experts: &Experts,
     x: &Tensor,
-    ids: &Tensor,
-    weights: &Tensor,
+    (ids, weights): (&Tensor, &Tensor),
+    sorted: &SortedChoices,
     shared: &Tensor,
     act: Act,
 ) -> Result<Tensor> {
-    if x.device().is_cuda() {
-        return cuda::routed_experts(experts, x, ids, weights, shared);
-    }
+    let order = match sorted {
+        SortedChoices::Device(sorted) => {
+            return cuda::routed_experts(experts, x, (ids, weights), sorted, shared);
+        }
+        SortedChoices::Host(order) => order,
+    };
     let (rows, h) = x.dims2()?;
-    let (count, two_m, _) = experts.w13.dims3()?;
+    let (_, two_m, _) = experts.w13.dims3()?;
     let k = ids.dim(1)?;
     let (x, ids, weights, shared) = (f32s(x)?, u32s(ids)?, f32s(weights)?, f32s(shared)?);
     let (w13, w2) = (f32s(&experts.w13)?, f32s(&experts.w2)?);
 
-    let order = sort_by_expert(&ids, count)?;
-    let jobs = jobs(&order, &ids);
+    let jobs = jobs(order, &ids);
     let mut results = vec![0f32; rows * k * h]; // in sorted order
     let mut tiles = Vec::with_capacity(jobs.len());
     let mut rest = results.as_mut_slice();

@@ -25,6 +25,15 @@ impl Linear {
         &self.0
     }
 
+    /// Whether the product with `x` `[rows, in]` is made by a kernel of our own, and so may run beside another
+    /// product: cuBLAS has one workspace for all that it does on a stream.
+    pub(crate) fn has_own_kernel(&self, x: &Tensor) -> Result<bool> {
+        if x.device().is_cuda() {
+            return cuda::has_own_kernel(x, self.weight());
+        }
+        Ok(true)
+    }
+
     /// `x` `[rows, in]` to `[rows, out]`.
     pub(crate) fn forward(&self, x: &Tensor, act: Act) -> Result<Tensor> {
         grouped_linear(x, self.weight(), 1, act)

@@ -12,6 +12,7 @@ mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "cuda_absent.rs"]
 mod cuda;
+mod embed;
 mod engram;
 mod experts;
 mod faults;
@@ -33,8 +34,9 @@ pub(crate) use act::Act;
 pub(crate) use attention::{EntryKeys, KvStart, WindowKeys, attention};
 pub(crate) use compress::{ClosedGroups, DeviceGroups, close_groups};
 pub(crate) use cuda::kernel_text;
+pub(crate) use embed::embed;
 pub(crate) use engram::engram_gate;
-pub(crate) use experts::{Experts, routed_experts, swiglu};
+pub(crate) use experts::{Experts, SortedChoices, routed_experts, sort_choices, swiglu};
 pub use faults::Site;
 pub(crate) use faults::{FaultWord, Faults};
 pub(crate) use index::{Choice, IndexKeys, IndexQueries, Level, choose_entries};

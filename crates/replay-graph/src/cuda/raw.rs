@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
 use std::ptr;
 
@@ -66,13 +67,18 @@ pub(super) fn record(event: &CudaEvent, stream: &CudaStream) -> Result<(), Drive
 /// Counts the nodes of a graph by kind.
 pub(super) fn node_counts(graph: &CudaGraph) -> Result<NodeCounts, DriverError> {
     let mut counts = NodeCounts::default();
-    for node in nodes(graph)? {
+    let mut working = HashSet::new();
+    let nodes = nodes(graph)?;
+    for &node in &nodes {
         let mut kind = MaybeUninit::<sys::CUgraphNodeType>::uninit();
         // SAFETY: the node belongs to a graph that is alive; the driver writes the kind.
         unsafe { sys::cuGraphNodeGetType(node, kind.as_mut_ptr()) }.result()?;
         // SAFETY: the call has written it. Read as the number it is: a driver newer than the
         // bindings may know of kinds that the enum does not.
         let kind = unsafe { kind.as_ptr().cast::<u32>().read() };
+        if !matches!(kind, MEM_ALLOC | MEM_FREE) {
+            working.insert(node);
+        }
         *match kind {
             KERNEL => &mut counts.kernels,
             MEMCPY if touches_host(node)? => &mut counts.host_copies,
@@ -83,7 +89,63 @@ pub(super) fn node_counts(graph: &CudaGraph) -> Result<NodeCounts, DriverError> 
             _ => &mut counts.others,
         } += 1;
     }
+    counts.longest = longest(&nodes, &edges(graph)?, &working);
     Ok(counts)
+}
+
+/// The most `working` nodes that lie on one way along the edges.
+fn longest(
+    nodes: &[sys::CUgraphNode],
+    edges: &[(sys::CUgraphNode, sys::CUgraphNode)],
+    working: &HashSet<sys::CUgraphNode>,
+) -> u32 {
+    let mut after: HashMap<_, Vec<_>> = HashMap::new();
+    let mut waits: HashMap<_, usize> = HashMap::new();
+    for &(from, to) in edges {
+        after.entry(from).or_default().push(to);
+        *waits.entry(to).or_default() += 1;
+    }
+    let mut ready: Vec<_> = nodes.iter().filter(|n| !waits.contains_key(*n)).collect();
+    let mut lengths: HashMap<_, u32> = HashMap::new();
+    let mut longest = 0;
+    while let Some(node) = ready.pop() {
+        let length = lengths.get(node).copied().unwrap_or(0) + u32::from(working.contains(node));
+        longest = longest.max(length);
+        for next in after.get(node).into_iter().flatten() {
+            let before = lengths.entry(*next).or_default();
+            *before = length.max(*before);
+            if let Some(left) = waits.get_mut(next) {
+                *left -= 1;
+                if *left == 0 {
+                    ready.push(next);
+                }
+            }
+        }
+    }
+    longest
+}
+
+/// Pairs of nodes, the second of which waits for the first.
+fn edges(graph: &CudaGraph) -> Result<Vec<(sys::CUgraphNode, sys::CUgraphNode)>, DriverError> {
+    let (handle, null) = (graph.cu_graph(), ptr::null_mut());
+    let mut n = 0;
+    // SAFETY: the graph is alive, as it is borrowed; without lists only the count is written.
+    unsafe { sys::cuGraphGetEdges_v2(handle, null, null, ptr::null_mut(), &raw mut n) }.result()?;
+    let (mut from, mut to) = (vec![ptr::null_mut(); n], vec![ptr::null_mut(); n]);
+    let plain = sys::CUgraphEdgeData {
+        from_port: 0,
+        to_port: 0,
+        type_: 0,
+        reserved: [0; 5],
+    };
+    let mut data = vec![plain; n];
+    if n > 0 {
+        let lists = (from.as_mut_ptr(), to.as_mut_ptr(), data.as_mut_ptr());
+        // SAFETY: each list has room for the `n` edges it is said to have room for.
+        unsafe { sys::cuGraphGetEdges_v2(handle, lists.0, lists.1, lists.2, &raw mut n) }
+            .result()?;
+    }
+    Ok(from.into_iter().zip(to).take(n).collect())
 }
 
 const KERNEL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32;

@@ -27,6 +27,7 @@ mod breaks;
 mod capture;
 mod examples;
 mod gpu;
+mod joins;
 mod launches;
 mod memory;
 mod probes;

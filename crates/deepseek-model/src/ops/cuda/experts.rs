@@ -23,14 +23,22 @@ const GEMM_16: ByAct = by_act!("experts", EXPERTS, "grouped_gemm_16");
 const GEMM_64: ByAct = by_act!("experts", EXPERTS, "grouped_gemm_64");
 const COMBINE: ByAct = by_act!("ffn", FFN, "combine");
 
-/// As [`crate::ops::routed_experts`], but an id that is no expert adds nothing.
-pub(in crate::ops) fn routed_experts(
-    experts: &Experts,
-    x: &Tensor,
-    ids: &Tensor,
-    weights: &Tensor,
-    shared: &Tensor,
-) -> Result<Tensor> {
+/// The choices of a batch by expert, for the kernels that will take them.
+#[derive(Debug)]
+pub(crate) struct SortedChoices {
+    products: Products,
+    lists: Sorted,
+}
+
+/// The kernels of the products, whose tiles decide how choices are listed.
+#[derive(Clone, Copy, Debug)]
+enum Products {
+    Hopper(hopper::Shape),
+    Tiles(Tiling),
+}
+
+/// Choices of each expert on average, in a batch that has any.
+fn sizes(experts: &Experts, x: &Tensor, ids: &Tensor) -> Result<usize> {
     let op = "routed-experts";
     let (dtype, (rows, h)) = (x.dtype(), x.dims2()?);
     let (count, two_m, _) = experts.w13.dims3()?;
@@ -41,24 +49,49 @@ pub(in crate::ops) fn routed_experts(
     expect(op, "w13", &experts.w13, dtype, &[count, 2 * m, h])?;
     expect(op, "w2", &experts.w2, dtype, &[count, h, m])?;
     expect(op, "ids", ids, DType::U32, &[rows, k])?;
+    Ok(rows * k / count)
+}
+
+/// As [`crate::ops::sort_choices`].
+pub(in crate::ops) fn sort_choices(
+    experts: &Experts,
+    x: &Tensor,
+    ids: &Tensor,
+) -> Result<SortedChoices> {
+    let of_expert = sizes(experts, x, ids)?;
+    let (products, tile_rows) = if hopper::fits(experts, x) {
+        let shape = hopper::Shape::of(of_expert);
+        (Products::Hopper(shape), shape.rows)
+    } else {
+        let tiling = Tiling::of(x.dtype(), of_expert < FEW)?;
+        (Products::Tiles(tiling), tiling.rows)
+    };
+    let lists = sort_by_expert(ids, experts.w13.dim(0)?, tile_rows)?;
+    Ok(SortedChoices { products, lists })
+}
+
+/// As [`crate::ops::routed_experts`], but an id that is no expert adds nothing.
+pub(in crate::ops) fn routed_experts(
+    experts: &Experts,
+    x: &Tensor,
+    (ids, weights): (&Tensor, &Tensor),
+    sorted: &SortedChoices,
+    shared: &Tensor,
+) -> Result<Tensor> {
+    let op = "routed-experts";
+    sizes(experts, x, ids)?;
+    let (dtype, (rows, h), k) = (x.dtype(), x.dims2()?, ids.dims2()?.1);
     expect(op, "weights", weights, DType::F32, &[rows, k])?;
     expect(op, "shared", shared, dtype, &[rows, h])?;
+    expect(op, "place", &sorted.lists.place, DType::U32, &[rows, k])?;
     if rows == 0 {
         return output(&[0, h], dtype, x.device());
     }
-    let of_expert = rows * k / count; // on average
-    let (sorted, results) = if hopper::fits(experts, x) {
-        let shape = hopper::Shape::of(of_expert);
-        let sorted = sort_by_expert(ids, count, shape.rows)?;
-        let results = shape.results(experts, x, k, &sorted)?;
-        (sorted, results)
-    } else {
-        let tiling = Tiling::of(dtype, of_expert < FEW)?;
-        let sorted = sort_by_expert(ids, count, tiling.rows)?;
-        let results = tiling.results(experts, x, k, &sorted)?;
-        (sorted, results)
+    let results = match sorted.products {
+        Products::Hopper(shape) => shape.results(experts, x, k, &sorted.lists)?,
+        Products::Tiles(tiling) => tiling.results(experts, x, k, &sorted.lists)?,
     };
-    combine(&results, &sorted.place, weights, shared)
+    combine(&results, &sorted.lists.place, weights, shared)
 }
 
 /// Choices of an expert, on average, below which most rows of taller tiles would be pad rows.
@@ -66,7 +99,7 @@ const FEW: usize = 16;
 
 /// The tiles of a grouped product: those of the kernel of that name. Results are the same in all, and in
 /// those of [`hopper`], so the choice is one of speed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Tiling {
     kernel: Kernel,
     threads: u32,
@@ -99,6 +132,7 @@ impl Tiling {
 }
 
 /// Choices `[rows · k]` by expert, and the tiles of that list.
+#[derive(Debug)]
 struct Sorted {
     /// u32 `[choices]`: the choice at each place.
     order: Tensor,
@@ -152,6 +186,9 @@ fn sort_by_expert(ids: &Tensor, experts: usize, tile_rows: usize) -> Result<Sort
         place: output(ids.dims(), DType::U32, device)?,
         tiles: output(&[slots, 3], DType::U32, device)?,
     };
+    if choices == 0 {
+        return Ok(sorted);
+    }
     let written = [
         ("order", &sorted.order),
         ("place", &sorted.place),

@@ -35,6 +35,33 @@ fn are_few(rows: usize, weight: &Tensor) -> Result<bool> {
     })
 }
 
+/// Who makes a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Few,
+    Parts,
+    Library,
+}
+
+impl Way {
+    fn of(x: &Tensor, weight: &Tensor, groups: usize) -> Result<Self> {
+        let rows = x.dim(0)?;
+        if !x.is_contiguous() || !weight.is_contiguous() || x.dtype() != DType::BF16 {
+            return Ok(Self::Library);
+        }
+        if are_few(rows, weight)? {
+            return Ok(Self::Few);
+        }
+        let parts = groups == 1 && mix_tiles::fits(weight, x) && are_parts_few(rows, weight)?;
+        Ok(if parts { Self::Parts } else { Self::Library })
+    }
+}
+
+/// As [`Linear::has_own_kernel`](crate::ops::Linear::has_own_kernel).
+pub(in crate::ops) fn has_own_kernel(x: &Tensor, weight: &Tensor) -> Result<bool> {
+    Ok(x.dim(0)? == 0 || Way::of(x, weight, 1)? != Way::Library)
+}
+
 /// As [`crate::ops::grouped_linear`]. The product is one of the matrix's dtype, with f32 sums.
 pub(in crate::ops) fn grouped_linear(
     x: &Tensor,
@@ -46,23 +73,21 @@ pub(in crate::ops) fn grouped_linear(
     if rows == 0 {
         return output(&[0, weight.dim(0)?], act.dtype(), x.device());
     }
-    let widens = x.dtype() == DType::BF16 && weight.dtype() == DType::F32;
-    let in_order = x.is_contiguous() && weight.is_contiguous();
-    if x.dtype() == DType::BF16 && in_order && are_few(rows, weight)? {
-        return few_products(x, weight, groups)?.to_dtype(act.dtype());
-    }
-    if groups == 1 && in_order && mix_tiles::fits(weight, x) && are_parts_few(rows, weight)? {
-        return add_parts(x, weight)?.to_dtype(act.dtype());
-    }
-    let x = if widens {
-        widen(x)?
-    } else {
-        x.to_dtype(weight.dtype())?
-    };
-    let y = if groups == 1 {
-        x.matmul(&weight.t()?)?
-    } else {
-        grouped_product(&x, weight, groups)?
+    let y = match Way::of(x, weight, groups)? {
+        Way::Few => few_products(x, weight, groups)?,
+        Way::Parts => add_parts(x, weight)?,
+        Way::Library => {
+            let x = if x.dtype() == DType::BF16 && weight.dtype() == DType::F32 {
+                widen(x)?
+            } else {
+                x.to_dtype(weight.dtype())?
+            };
+            if groups == 1 {
+                x.matmul(&weight.t()?)?
+            } else {
+                grouped_product(&x, weight, groups)?
+            }
+        }
     };
     y.to_dtype(act.dtype())
 }

@@ -6,6 +6,7 @@
 
 mod attention;
 mod compress;
+mod embed;
 mod engram;
 mod experts;
 mod ffn;
@@ -23,11 +24,12 @@ mod tests;
 
 pub(super) use attention::attention;
 pub(super) use compress::close_groups;
+pub(super) use embed::embed;
 pub(super) use engram::engram_gate;
-pub(super) use experts::routed_experts;
+pub(super) use experts::{SortedChoices, routed_experts, sort_choices};
 pub(super) use ffn::swiglu;
 pub(super) use index::choose_entries;
-pub(super) use linear::grouped_linear;
+pub(super) use linear::{grouped_linear, has_own_kernel};
 pub(super) use mhc::{expand, mix};
 pub(super) use norm::{collapse_norm, expand_norm, expands_and_norms, rms_norm};
 pub(super) use rope::{rope_table, rotate_heads, rotate_in_place};

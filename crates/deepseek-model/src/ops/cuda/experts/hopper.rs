@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The products in tiles of some shape, and the same with the swiglu of their results.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     plain: Kernel,
     swiglu: Kernel,

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::{ACTS, Draw, assert_close, gpu, on, plain, small, values};
-use crate::ops::{Act, Experts, routed_experts};
+use crate::ops::{Act, Experts, routed_experts, sort_choices};
 
 /// Who the rows of a case choose.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +123,9 @@ impl Case {
         let part = |tensor: &Tensor| tensor.narrow(0, start, n).unwrap();
         let (x, ids) = (part(&self.x), part(&self.ids));
         let (weights, shared) = (part(&self.weights), part(&self.shared));
-        routed_experts(&self.experts, &x, &ids, &weights, &shared, act).unwrap()
+        let sorted = sort_choices(&self.experts, &x, &ids).unwrap();
+        let chosen = (&ids, &weights);
+        routed_experts(&self.experts, &x, chosen, &sorted, &shared, act).unwrap()
     }
 }
 

@@ -1,9 +1,10 @@
-//! `SwiGLU`, the engram gate.
+//! The embedding, `SwiGLU`, the engram gate.
 
 use candle_core::{Device, Tensor};
+use candle_nn::Embedding;
 
 use super::{ACTS, Draw, assert_close, gpu, on, plain, values};
-use crate::ops::{Act, engram_gate, swiglu};
+use crate::ops::{Act, embed, engram_gate, swiglu};
 
 /// Rows, streams and widths; odd ones, one row, a width below a warp, the released width.
 const SHAPES: [(usize, usize, usize); 5] = [
@@ -13,6 +14,30 @@ const SHAPES: [(usize, usize, usize); 5] = [
     (7, 8, 257),
     (2, 4, 5120),
 ];
+
+/// Bits of the table in every stream, also of a width that is no multiple of 16 bytes; zeros for a token
+/// that no row of it has.
+#[test]
+fn gpu_embedding_is_the_table_s() {
+    let (device, mut draw) = (gpu(), Draw::new());
+    for (act, _) in ACTS {
+        for (rows, n, h) in SHAPES {
+            let table = draw.values(&[19, h], act);
+            let mut tokens: Vec<u32> = (0..rows).map(|_| draw.below(19) as u32).collect();
+            let on_cpu = |tokens: &[u32]| Tensor::new(tokens, &Device::Cpu).unwrap();
+            let held = Embedding::new(on(&device, act, &table), h);
+            let table = Embedding::new(table, h);
+            let got = embed(&held, &plain(&device, &on_cpu(&tokens)), n).unwrap();
+            let expected = embed(&table, &on_cpu(&tokens), n).unwrap();
+            assert_eq!(got.dims(), expected.dims());
+            assert_eq!(values(&got), values(&expected), "{rows} rows of {n} x {h}");
+            tokens[rows - 1] = 19;
+            let got = embed(&held, &plain(&device, &on_cpu(&tokens)), n).unwrap();
+            let last = &values(&got)[(rows - 1) * n * h..];
+            assert_eq!(last, vec![0.0; n * h]);
+        }
+    }
+}
 
 #[test]
 fn gpu_swiglu_clamps_as_the_cpu() {
