@@ -35,8 +35,8 @@ const ROOT_VARIABLES: [&str; 4] = [
 /// The compute capability that kernels are compiled for where no GPU says another: Hopper.
 const DEFAULT_COMPUTE_CAP: &str = "90";
 
-/// The oldest release, without its second part, that the bindings and the kernels are built for.
-const OLDEST: u32 = 12;
+/// The oldest release that has all of the driver's calls that are made.
+const OLDEST: (u32, u32) = (12, 3);
 
 impl Toolkit {
     /// The installed toolkit, or the assembled one, which is completed first where it must be.
@@ -104,14 +104,14 @@ impl Toolkit {
     /// An installed toolkit that the workspace can be built with.
     fn usable(root: &Path) -> Result<Self> {
         let toolkit = Self::of(root, Origin::Installed)?;
-        let major = toolkit
-            .version
-            .split('.')
-            .next()
-            .and_then(|m| m.parse().ok());
+        let mut parts = toolkit.version.split('.').map(|part| part.parse().ok());
+        let mut part = || parts.next().flatten();
+        let release = part().zip(part());
         ensure!(
-            major.is_some_and(|major: u32| major >= OLDEST),
-            "expected CUDA {OLDEST} or newer, got {}",
+            release.is_some_and(|release| release >= OLDEST),
+            "expected CUDA {}.{} or newer, got {}",
+            OLDEST.0,
+            OLDEST.1,
             toolkit.version
         );
         Ok(toolkit)
@@ -315,7 +315,9 @@ mod tests {
             nvcc("broken", "exit 9"),
             nvcc("silent", "echo nothing"),
             nvcc("old", &release("11.8")),
+            nvcc("a little old", &release("12.2")),
             nvcc("old", &release("11.8")),
+            nvcc("a little old", &release("12.2")),
             nvcc("good", &release("12.4")),
             nvcc("newer", &release("13.0")),
         ];
@@ -329,7 +331,8 @@ mod tests {
             ("empty", "cannot start"),
             ("broken", "failed"),
             ("silent", "no release"),
-            ("old", "expected CUDA 12 or newer, got 11.8"),
+            ("old", "expected CUDA 12.3 or newer, got 11.8"),
+            ("a little old", "expected CUDA 12.3 or newer, got 12.2"),
         ];
         assert_eq!(skipped.len(), expected.len(), "{skipped:?}");
         for (text, (name, why)) in skipped.iter().zip(expected) {
