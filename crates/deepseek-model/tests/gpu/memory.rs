@@ -179,7 +179,6 @@ fn a_capture_without_memory_leaves_the_runner_as_it_was() {
         ids
     };
     let want = ids(&mut runner);
-    let before = memory(&device).free;
     let ballast = ballast(&device, 48 * MIB);
     let failed = runner.capture(|_, _| ()).unwrap_err();
     drop(ballast);
