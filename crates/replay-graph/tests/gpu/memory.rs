@@ -51,12 +51,18 @@ fn two_hundred_steps_leave_memory_flat() {
     );
 }
 
+/// The device, without what other tests' graphs have left: it would be taken first and not counted, and
+/// between its pieces there is less room.
+fn tidy_gpu() -> Gpu {
+    let gpu = gpu();
+    ladder(&gpu).0.clear(&gpu).unwrap();
+    gpu
+}
+
 /// Memory that is counted at warm-up, or not at all, has no place in a budget.
 #[test]
 fn captures_report_what_they_take() {
-    let gpu = gpu();
-    // What other tests' graphs have left would be taken first, and not counted.
-    ladder(&gpu).0.clear(&gpu).unwrap();
+    let gpu = tidy_gpu();
     let input = gpu.tensor(&[64 * MIB / 4], 1);
     // The product and the sum are there at once, and the output for as long as the graph.
     let graph = BreakableGraph::capture(&gpu, |_| {
@@ -108,7 +114,7 @@ fn capture(gpu: &Gpu, cache: &mut GraphCache<Tensor>, inputs: &FixedBuffers) -> 
 /// its piece; so each graph may add one piece and no more.
 #[test]
 fn a_second_pass_takes_nothing() {
-    let gpu = gpu();
+    let gpu = tidy_gpu();
     let (mut cache, inputs) = ladder(&gpu);
     assert_eq!(capture(&gpu, &mut cache, &inputs), 4);
     let largest = 2 * 4096 * WIDTH * 4;
