@@ -17,7 +17,6 @@ use super::metrics::Metrics;
 use super::params::{Params, check_choices};
 use super::renders::Renders;
 use super::shutdown::{Gate, Pass};
-use super::template::ChatTemplate;
 use crate::sampling::{Recommended, SamplingArgs};
 use crate::values::quoted;
 
@@ -27,10 +26,8 @@ pub(super) struct App {
     pub(super) engine: Engine,
     pub(super) config: Config,
     pub(super) tokenizer: Arc<Tokenizer>,
-    /// Or why there is none that can be used.
-    pub(super) template: std::result::Result<ChatTemplate, String>,
-    /// Where it runs.
-    pub(super) renders: Renders,
+    /// Where the model's chat template runs, or why there is none that can be used.
+    pub(super) renders: std::result::Result<Renders, String>,
     /// How tokens are chosen where a client does not say.
     pub(super) recommended: Recommended,
     /// What the model is called.

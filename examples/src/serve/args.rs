@@ -18,7 +18,7 @@ use super::body::WHOLE;
 use super::connections::{HEAD, SPARE, STALL};
 use super::linger::WHILE;
 use super::params::{MAX_CHOICES, MAX_STOPS};
-use super::renders::{AT_ONCE, LONGEST};
+use super::renders::{AT_ONCE, LONGEST, MEMORY, PER_BYTE};
 use super::respond::KEEP_ALIVE;
 use super::{LAST_BYTES, chat, completions};
 use crate::flags;
@@ -34,6 +34,7 @@ fn after_help() -> String {
     let times = [HEAD, WHOLE, WHILE, STALL, KEEP_ALIVE, LAST_BYTES, LONGEST];
     let [head, body, linger, stall, keep_alive, last, longest] = times.map(|time| time.as_secs());
     let (completion, chat) = (completions::MAX_LIKELIEST, chat::MAX_LIKELIEST);
+    let memory = MEMORY >> 20;
     format!(
         "\
 Paths:
@@ -72,10 +73,10 @@ Limits beside those of the flags:
   texts of a request                 the smaller of {MAX_CHOICES} and of --max-running and --max-waiting
                                      together: prompts times n
   stop texts of a request            {MAX_STOPS}
-  chat templates                     run {AT_ONCE} at a time, and a client waits {longest} s for its own, or
-                                     --request-timeout where that is less. They are trusted as the
-                                     model's own: one that runs on keeps its place, and one that nests
-                                     values without end ends the server
+  chat templates                     run {AT_ONCE} at a time, in processes of their own, and a client waits
+                                     {longest} s for its own, or --request-timeout where that is less. A
+                                     process that takes longer, or more memory than {memory} MiB and {PER_BYTE}
+                                     bytes for each of --max-body (on Linux), is ended
   readers                            are given up after {stall} s in which they took nothing, or once {QUEUE}
                                      tokens of each text wait for them. A stream that has nothing to
                                      say for {keep_alive} s has a comment

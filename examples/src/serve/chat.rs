@@ -11,10 +11,10 @@ use super::app::{App, Order};
 use super::error::{ApiError, Result};
 use super::fields::{Fields, expected, text};
 use super::form::{Form, Kind};
+use super::jinja::Message;
 use super::params::Params;
 use super::peer::Peer;
 use super::reply::Reply;
-use super::template::Message;
 use super::{body, respond, work};
 
 /// The likeliest tokens that are told beside each, at most, as in OpenAI's interface.
@@ -36,14 +36,14 @@ pub(super) async fn complete(
     let body = body::read(request, app.limits.body).await?;
     let pass = app.pass()?;
     let (app, chat) = work(move || Ok((app.clone(), Chat::parse(&body, &app)?))).await?;
-    let renders = app.renders.clone();
-    let limit = app.limits.time;
-    let (app, chat, prompt) = renders
-        .run(limit, move || {
-            let prompt = chat.encode(&app)?;
-            Ok((app, chat, prompt))
-        })
-        .await?;
+    let renders = app.renders.as_ref();
+    let renders = renders.map_err(|reason| ApiError::field("messages", reason))?;
+    let text = renders.render(app.limits.time, &chat.messages).await?;
+    let (app, prompt) = work(move || {
+        let prompt = encode(&app, &text)?;
+        Ok((app, prompt))
+    })
+    .await?;
     let tokens = prompt.len();
     let (params, logprobs) = (&chat.params, chat.logprobs);
     let answers = app.order(Order {
@@ -88,24 +88,20 @@ impl Chat {
             logprobs,
         })
     }
+}
 
-    /// The ids of the conversation, as the model's template writes it.
-    fn encode(&self, app: &App) -> Result<Vec<u32>> {
-        let template = app.template.as_ref();
-        let template = template.map_err(|reason| ApiError::field("messages", reason))?;
-        let text = template.render(&self.messages);
-        let text = text.map_err(|fault| ApiError::field("messages", fault))?;
-        let ids = app.encode(&text);
-        let mut ids = ids.map_err(|error| ApiError::of_prompt("messages", &error))?;
-        // A template that begins with the token itself does not mean it twice.
-        if let Some(bos) = app.config.bos_token_id
-            && ids.starts_with(&[bos, bos])
-        {
-            ids.remove(0);
-        }
-        app.check_prompt("messages", &ids)?;
-        Ok(ids)
+/// The ids of a conversation, as the model's template has written it.
+fn encode(app: &App, text: &str) -> Result<Vec<u32>> {
+    let ids = app.encode(text);
+    let mut ids = ids.map_err(|error| ApiError::of_prompt("messages", &error))?;
+    // A template that begins with the token itself does not mean it twice.
+    if let Some(bos) = app.config.bos_token_id
+        && ids.starts_with(&[bos, bos])
+    {
+        ids.remove(0);
     }
+    app.check_prompt("messages", &ids)?;
+    Ok(ids)
 }
 
 /// Takes whether tokens are told with their log-probabilities, and with how many of the likeliest.

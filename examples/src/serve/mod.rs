@@ -19,10 +19,12 @@ mod connections;
 mod error;
 mod fields;
 mod form;
+mod jinja;
 mod linger;
 mod metrics;
 mod params;
 mod peer;
+mod renderer;
 mod renders;
 mod reply;
 mod respond;
@@ -44,13 +46,14 @@ pub use args::ServeArgs;
 use connections::Connections;
 use error::ApiError;
 use metrics::Metrics;
+pub use renderer::{is_renderer, render};
 use renders::Renders;
 use shutdown::{Gate, Passed, Signals, within};
-use template::ChatTemplate;
+use template::Template;
 
 use crate::count;
 use crate::graphs::GraphArgs;
-use crate::io::Io;
+use crate::io::{Io, shown};
 use crate::memory::Remedies;
 use crate::model::Checkpoint;
 use crate::progress;
@@ -59,11 +62,8 @@ use crate::sampling::Recommended;
 /// Threads for connections; the model has its own.
 const THREADS: usize = 2;
 
-/// Threads for long texts, which become tokens there, and for chat templates, which cannot hold them all.
-const BLOCKING_THREADS: usize = 2 + renders::AT_ONCE;
-
-/// Of each thread. What a template makes may be nested, and is dropped by a call for each depth.
-const STACK_BYTES: usize = 8 << 20;
+/// Threads for long texts, which become tokens there.
+const BLOCKING_THREADS: usize = 2;
 
 /// What connections get to hand out their last bytes, if as much is left of `--grace`.
 const LAST_BYTES: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let tokenizer = Arc::new(tokenizer);
     let dir = &args.model.model;
     let recommended = Recommended::load(dir)?;
-    let template = ChatTemplate::load(dir);
+    let renders = template(args);
     let address = args.address()?;
     let socket = connections::bind(address).with_context(|| args.listening(address))?;
 
@@ -100,7 +100,7 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         recommended.note(dir, true),
         args.graphs
             .idle(args.model.device, Some(args.policy.replay)),
-        template
+        renders
             .as_ref()
             .err()
             .map(|error| format!("note: no chat: {error:#}")),
@@ -115,8 +115,7 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         engine: start(args, model, options, io)?,
         config,
         tokenizer,
-        template: usable(template),
-        renders: Renders::new(),
+        renders: usable(renders),
         recommended,
         name: args.name(),
         api_key: args.api_key.clone(),
@@ -128,7 +127,7 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
 
     let runtime = runtime().context("cannot start the threads of the server")?;
     let served = runtime.block_on(serve(&app, args, socket, passed, io));
-    // Requests that are left are given up with their connections. A template may run for long still.
+    // Requests that are left are given up with their connections. A text may take long to become tokens.
     runtime.shutdown_background();
     served
 }
@@ -157,10 +156,22 @@ fn start(
     Ok(engine)
 }
 
+/// The model's chat template, in a process of its own; `None` if it has none.
+///
+/// # Errors
+/// It cannot be read or used; names the file.
+fn template(args: &ServeArgs) -> anyhow::Result<Option<Renders>> {
+    let Some((template, path)) = Template::load(&args.model.model)? else {
+        return Ok(None);
+    };
+    let renders = Renders::new(template, args.limits().body);
+    renders.map(Some).with_context(|| shown(&path))
+}
+
 /// What is said of a template that cannot be used, to who asks for it.
-fn usable(template: anyhow::Result<Option<ChatTemplate>>) -> Result<ChatTemplate, String> {
-    match template {
-        Ok(Some(template)) => Ok(template),
+fn usable(renders: anyhow::Result<Option<Renders>>) -> Result<Renders, String> {
+    match renders {
+        Ok(Some(renders)) => Ok(renders),
         Ok(None) => Err(
             "the model has no chat template: expected chat_template.jinja, or a chat_template in \
              tokenizer_config.json, beside its weights; /v1/completions needs none"
@@ -180,7 +191,6 @@ fn runtime() -> std::io::Result<Runtime> {
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .thread_name("http")
-        .thread_stack_size(STACK_BYTES)
         .build()
 }
 
