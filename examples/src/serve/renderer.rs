@@ -67,12 +67,18 @@ fn answer_all(input: impl BufRead, mut out: impl Write, bound: impl FnOnce(u64))
     Ok(())
 }
 
-/// Lets the process take so many bytes more than it has, and end with the one that started it.
+/// Lets the process take so many bytes more than it has, leave no file of its memory, and end with the one
+/// that started it.
 #[cfg(target_os = "linux")]
 fn bound(memory: u64) {
     use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
     // Where one of these cannot be had, time is still bounded from outside.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = setrlimit(Resource::Core, none);
     let pages = std::fs::read_to_string("/proc/self/statm");
     let pages = pages.ok().and_then(|text| {
         let first = text.split(' ').next()?;

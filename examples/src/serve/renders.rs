@@ -151,7 +151,7 @@ impl Renderer {
             .kill_on_drop(true);
         // A signal from the terminal is for the server, which lets conversations come to their ends.
         #[cfg(unix)]
-        command.process_group(0);
+        command.process_group(0).arg0("serve");
         let mut process = command.spawn()?;
         let (input, answers) = (process.stdin.take(), process.stdout.take());
         let mut renderer = Self {

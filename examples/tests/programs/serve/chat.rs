@@ -146,6 +146,9 @@ fn a_template_that_takes_long_holds_up_nobody_else() {
             insta::assert_snapshot!(slow.answer().refusal(), @"504 server_error, deadline_exceeded, messages: messages: expected the chat template to take at most 1 s, waiting for others of its kind included, got more: mend the template, or shorten the messages");
         }
     }
+    // Whoever was given up has left its place.
+    let answered = server.post(CHAT, &chat("a")).json();
+    assert_eq!(answered["usage"]["completion_tokens"], 1, "{answered}");
     let many: Vec<_> = (0..4097)
         .map(|_| json!({"role": "user", "content": ""}))
         .collect();
@@ -157,4 +160,59 @@ fn a_template_that_takes_long_holds_up_nobody_else() {
         Some(0),
         "what nobody waits for is no request"
     );
+}
+
+/// What a template does when its message says so.
+const HOSTILE: &str = "{% set c = messages[0].content %}{% set n = namespace(l=[1]) %}\
+    {% if c == 'itself' %}{% set n.l = n %}{{ n }}\
+    {% elif c == 'deep' %}{% for i in range(99999) %}{% set n.l = [n.l] %}{% endfor %}\
+    {% elif c == 'compared' %}{% for i in range(99999) %}{% set n.l = {'a': n.l} %}{% endfor %}{{ n.l == n.l }}\
+    {% elif c == 'grows' %}{% for i in range(10) %}{% set n.l = n.l + ['a' * 80000000] %}{% endfor %}\
+    {% elif c == 'long' %}{{ 'a' * 100000000 }}\
+    {% elif c == 'endless' %}{% for i in range(60) %}{% set n.l = n.l + n.l %}{% endfor %}{{ n.l | length }}\
+    {% endif %}{{ c }}";
+
+/// A template can end the process that runs it, or fill its memory. That is no more than one request's
+/// misfortune: the server goes on, also for other conversations.
+#[test]
+fn a_template_that_ends_its_process_ends_no_more() {
+    let (mut server, _dir) = start_with(HOSTILE, &["--request-timeout", "4"]);
+    let chat = |content: &str| json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
+    let told = ["itself", "deep", "compared", "grows", "long", "endless"].map(|content| {
+        let refused = server.post(CHAT, &chat(content)).refusal();
+        let answered = server.post(CHAT, &chat("a")).json();
+        assert_eq!(
+            answered["usage"]["completion_tokens"], 1,
+            "{content}: {answered}"
+        );
+        format!("{content}: {refused}")
+    });
+    insta::assert_snapshot!(told.join("\n"), @r"
+    itself: 400 invalid_request_error, -, messages: messages: chat_template of tokenizer_config.json ends the process that runs it (signal: 6 (SIGABRT)): expected it to nest values less deep, and to take at most 576 MiB
+    deep: 400 invalid_request_error, -, messages: messages: chat_template of tokenizer_config.json ends the process that runs it (signal: 6 (SIGABRT)): expected it to nest values less deep, and to take at most 576 MiB
+    compared: 400 invalid_request_error, -, messages: messages: chat_template of tokenizer_config.json ends the process that runs it (signal: 6 (SIGABRT)): expected it to nest values less deep, and to take at most 576 MiB
+    grows: 400 invalid_request_error, -, messages: messages: chat_template of tokenizer_config.json ends the process that runs it (signal: 6 (SIGABRT)): expected it to nest values less deep, and to take at most 576 MiB
+    long: 400 invalid_request_error, -, messages: messages: chat_template of tokenizer_config.json: expected a text of at most 64 MiB, got more
+    endless: 504 server_error, deadline_exceeded, messages: messages: expected the chat template to take at most 4 s, waiting for others of its kind included, got more: mend the template, or shorten the messages
+    ");
+    server.signal("TERM");
+    assert_eq!(server.ended().0, Some(0));
+}
+
+/// A template that cannot even be read costs its model the chat, and nobody the server.
+#[test]
+fn a_template_that_ends_its_process_when_it_is_read_is_no_template() {
+    let long = format!("{{{{ 1{} }}}}", " + 1".repeat(50_000));
+    let nested = format!("{{{{ {}1{} }}}}", "[".repeat(50_000), "]".repeat(50_000));
+    for template in [long, nested] {
+        let (server, _dir) = start(&template);
+        let body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
+        let refused = server.post(CHAT, &body).refusal();
+        assert!(
+            refused.contains("the model's chat template cannot be used"),
+            "{refused}"
+        );
+        let quick = json!({"prompt": "a", "max_tokens": 1});
+        assert_eq!(server.complete(&quick)["usage"]["completion_tokens"], 1);
+    }
 }
