@@ -33,7 +33,8 @@ text comes with the step that ends its prefill; the pace of decode is that of st
 
 An interrupt from the keyboard ends texts where they are: they are printed so far, and the exit status
 is 130; so does SIGTERM, with 143. A second one ends the program at once, and so does one during
---batch, whose --output has what was done.
+--batch, whose --output has what was done. A batch in which requests fail ends with status 1, behind the
+results of all; what failed in the run before, and has its result, is not among them.
 
 RAYON_NUM_THREADS sets how many threads compute: 0, the default, is one for each core; at most 256,
 or four for each core where that is more.";

@@ -81,6 +81,26 @@ impl Interrupt {
     }
 }
 
+/// From now on a file that would grow beyond the process' limit (`ulimit -f`) is an error of the write, and no
+/// signal that ends the program without a word.
+///
+/// # Errors
+/// The system does not let signals be watched.
+pub(crate) fn take_long_files_for_errors() -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()?;
+        let _context = runtime.enter();
+        // Once it is watched, the system no longer ends the process, also when nobody looks any more.
+        let raw = rustix::process::Signal::XFSZ.as_raw();
+        drop(signal(SignalKind::from_raw(raw))?);
+    }
+    Ok(())
+}
+
 /// The signals that are watched.
 struct Signals {
     #[cfg(unix)]

@@ -11,7 +11,7 @@ use deepseek_model::plain::{Shown, is_plain};
 use deepseek_model::tokenizer;
 
 use crate::interrupt::{Interrupt, Interrupted};
-use crate::{arenas, backtraces, flags, patient::Patient, streams, threads};
+use crate::{arenas, backtraces, flags, interrupt, patient::Patient, streams, threads};
 
 /// Where a program reads and writes.
 pub struct Io<'a> {
@@ -68,6 +68,8 @@ fn run<A: Parser>(
     };
     arenas::bound();
     threads::start()?;
+    // Without it the program does its work all the same.
+    let _ = interrupt::take_long_files_for_errors();
     hide_caught_panics();
     let ended = program(
         &args,

@@ -119,14 +119,18 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
             max_tokens,
             fits,
         }) => {
+            let sequences = count(*max_sequences, "sequence");
+            let tokens = match fits {
+                0 => format!("with {sequences} none"),
+                fits => format!("{fits} tokens"),
+            };
             let needs = match bytes {
                 Some(bytes) => {
                     let bytes = Bytes(*bytes);
-                    format!("{bytes} of memory, {shortage}; {fits} tokens would fit")
+                    format!("{bytes} of memory, {shortage}; {tokens} would fit")
                 }
-                None => format!("more rows or bytes than can be addressed; {fits} tokens could be"),
+                None => format!("more rows or bytes than can be addressed; {tokens} could be"),
             };
-            let sequences = count(*max_sequences, "sequence");
             let cache = format!("{max_tokens} tokens in {sequences}");
             return anyhow!("{size}: a KV cache of {cache} needs {needs}");
         }
@@ -366,7 +370,7 @@ mod tests {
     /// Of the cache, that is: the flag is one of several things that make it large.
     #[test]
     fn a_cache_that_is_too_large_is_told_with_what_would_fit() {
-        let text = |bytes| {
+        let text = |bytes, fits| {
             let shortage = Shortage {
                 available: Some(1 << 30),
             };
@@ -375,15 +379,16 @@ mod tests {
                 shortage,
                 max_sequences: 1,
                 max_tokens: 70_000,
-                fits: 30_208,
+                fits,
             };
             format!(
                 "{:#}",
                 blame(error.into(), "--replay exact", "--contexts 70000")
             )
         };
-        insta::assert_snapshot!(text(Some(3 << 30)), @"--contexts 70000: a KV cache of 70000 tokens in 1 sequence needs 3 GiB of memory, expected at most the 1 GiB that are available; 30208 tokens would fit");
-        insta::assert_snapshot!(text(None), @"--contexts 70000: a KV cache of 70000 tokens in 1 sequence needs more rows or bytes than can be addressed; 30208 tokens could be");
+        insta::assert_snapshot!(text(Some(3 << 30), 30_208), @"--contexts 70000: a KV cache of 70000 tokens in 1 sequence needs 3 GiB of memory, expected at most the 1 GiB that are available; 30208 tokens would fit");
+        insta::assert_snapshot!(text(None, 30_208), @"--contexts 70000: a KV cache of 70000 tokens in 1 sequence needs more rows or bytes than can be addressed; 30208 tokens could be");
+        insta::assert_snapshot!(text(None, 0), @"--contexts 70000: a KV cache of 70000 tokens in 1 sequence needs more rows or bytes than can be addressed; with 1 sequence none could be");
     }
 
     #[test]

@@ -1,20 +1,21 @@
 //! Progress bars, on stderr, for a person who watches.
 
+use std::fmt::Write;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressState, ProgressStyle};
 
 /// How often a bar moves although nothing is counted: a chunk may take long.
 const TICK: Duration = Duration::from_millis(120);
 
-/// Bytes of a checkpoint.
+/// Bytes of a checkpoint; none are counted before it is known how many there are.
 pub fn loading(watched: bool) -> ProgressBar {
-    bar(watched, "loading {wide_bar} {bytes}/{total_bytes}", 0)
+    bar(watched, "loading {wide_bar} {loaded}", 0)
 }
 
-/// Graphs of decode steps.
+/// Graphs of decode steps, likewise.
 pub fn capture(watched: bool) -> ProgressBar {
-    bar(watched, "capturing {wide_bar} graphs {pos}/{len}", 0)
+    bar(watched, "capturing {wide_bar} {captured}", 0)
 }
 
 /// Tokens of all prompts together.
@@ -49,6 +50,17 @@ fn bar(watched: bool, template: &str, length: usize) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template(template).expect("the template is well-formed");
+    let style = style
+        .with_key("loaded", |state: &ProgressState, out: &mut dyn Write| {
+            if let Some(total) = state.len() {
+                let _ = write!(out, "{}/{}", HumanBytes(state.pos()), HumanBytes(total));
+            }
+        })
+        .with_key("captured", |state: &ProgressState, out: &mut dyn Write| {
+            if let Some(total) = state.len() {
+                let _ = write!(out, "graphs {}/{total}", state.pos());
+            }
+        });
     // A length of 0 is one not known yet, which would draw as a full bar.
     let bar = match length {
         0 => ProgressBar::no_length(),

@@ -11,6 +11,9 @@ use crate::io;
 /// What can be done about a line that is not what it should be.
 const REMEDY: &str = "choose another file, or remove the line";
 
+/// Nats by which sums in f32 can put a log-probability above that of what is certain.
+const ROUNDING: f32 = 1e-3;
+
 /// Of a line of another kind.
 pub(super) const NO_RESULT: &str =
     "expected a result of a batch, got something else: choose another file";
@@ -223,6 +226,17 @@ impl Known {
                 format!("{least} to {most}")
             };
             bail!("the result of id {id}: {name}: expected {expected}, got {count}: {REMEDY}");
+        }
+        for (name, values) in [
+            ("logprobs_nats", &self.logprobs_nats),
+            ("prompt_logprobs_nats", &self.prompt_logprobs_nats),
+        ] {
+            let values = values.iter().flatten().flatten();
+            if let Some(above) = values.into_iter().find(|value| **value > ROUNDING) {
+                bail!(
+                    "the result of id {id}: {name}: expected log-probabilities of at most 0, got {above}: {REMEDY}"
+                );
+            }
         }
         let stop = self.stop.as_ref();
         ensure!(

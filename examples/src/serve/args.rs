@@ -5,7 +5,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use clap::Parser;
 use deepseek_model::engine::EngineOptions;
 use deepseek_model::memory::{Bytes, Demand, StepSize};
@@ -21,7 +21,7 @@ use super::params::{MAX_CHOICES, MAX_STOPS};
 use super::renders::{AT_ONCE, LONGEST, MEMORY, PER_BYTE};
 use super::respond::KEEP_ALIVE;
 use super::{LAST_BYTES, chat, completions};
-use crate::flags;
+use crate::flags::{self, Blame};
 use crate::graphs::GraphArgs;
 use crate::memory::MemoryArgs;
 use crate::model::{BEGINNINGS, ModelArgs, PolicyArgs, blame};
@@ -162,6 +162,15 @@ pub struct ServeArgs {
 impl ServeArgs {
     pub(super) fn address(&self) -> anyhow::Result<SocketAddr> {
         let flag = || format!("--host {}", self.host);
+        let with_port = self.host.parse::<SocketAddr>().is_ok()
+            || matches!(self.host.rsplit_once(':'), Some((name, port)) if !name.contains(':') && port.parse::<u16>().is_ok());
+        ensure!(
+            !with_port,
+            Blame::misuse(format!(
+                "{}: expected an address without a port, which --port says",
+                flag()
+            ))
+        );
         let mut found = (self.host.as_str(), self.port)
             .to_socket_addrs()
             .with_context(flag)?;

@@ -16,9 +16,10 @@ pub(super) const WHOLE: Duration = Duration::from_secs(60);
 /// Reads the body of a request.
 ///
 /// # Errors
-/// It is no JSON by its type, longer than `max` bytes, or does not come.
+/// It is no JSON by its type, coded, longer than `max` bytes, or does not come.
 pub(super) async fn read(request: Request, max: usize) -> Result<Vec<u8>> {
     check_type(request.headers())?;
+    check_coding(request.headers())?;
     // Where its length is said, before the client is told to send it, or has sent it.
     if request.body().size_hint().lower() > max as u64 {
         return Err(too_large(max));
@@ -45,6 +46,22 @@ fn check_type(headers: &HeaderMap) -> Result<()> {
         "unsupported_media_type",
         format!("content-type: expected application/json, got {got}"),
     ))
+}
+
+/// What is compressed would be taken for broken JSON.
+fn check_coding(headers: &HeaderMap) -> Result<()> {
+    for value in headers.get_all(header::CONTENT_ENCODING) {
+        let text = String::from_utf8_lossy(value.as_bytes());
+        let mut codings = text.split(',').map(str::trim);
+        if !codings.all(|coding| coding.is_empty() || coding.eq_ignore_ascii_case("identity")) {
+            return Err(ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                format!("content-encoding: expected identity, or no such header, got {text:?}"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 async fn collect(request: Request, max: usize) -> Result<Vec<u8>> {

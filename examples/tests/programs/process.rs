@@ -74,6 +74,41 @@ fn a_closed_pipe_is_told_by_the_status_alone() {
     }
 }
 
+/// A limit on files ends a program by a signal and without a word, unless the program asks for an error.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_beyond_its_limit_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let [requests, results] = ["in.jsonl", "out.jsonl"].map(|name| dir.path().join(name));
+    let lines = "{\"prompt\": \"a\", \"max_new_tokens\": 8}\n".repeat(20);
+    std::fs::write(&requests, lines).unwrap();
+    let program = program("generate");
+    let run = |limit: &str| {
+        let output = Command::new("sh")
+            .args(["-c", &format!(r#"ulimit -f {limit}; exec "$0" "$@""#)])
+            .arg(program.get_program())
+            .current_dir(program.get_current_dir().unwrap())
+            .args(["--greedy", "--batch", requests.to_str().unwrap()])
+            .args(["--output", results.to_str().unwrap()])
+            .output();
+        output.unwrap()
+    };
+    // In blocks of 512 bytes.
+    let output = run("2");
+    let err = texts(&output).1;
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    let name = format!("error: --output {}: ", results.display());
+    let told = err
+        .lines()
+        .any(|line| line.starts_with(&name) && line.contains("File too large"));
+    assert!(told, "{err}");
+    // What was written counts.
+    let output = run("unlimited");
+    assert!(output.status.success(), "{}", texts(&output).1);
+    let text = std::fs::read_to_string(&results).unwrap();
+    assert_eq!(text.lines().count(), 20);
+}
+
 /// A prompt that is not there yet is no error, and no empty prompt.
 #[cfg(unix)]
 #[test]

@@ -1,7 +1,7 @@
 //! Why a cache refuses.
 
 use super::SequenceId;
-use crate::memory::{Bytes, Shortage};
+use crate::memory::{Bytes, Shortage, fits::tokens_would_fit};
 
 /// Why the cache cannot take a sequence or a step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum CacheError {
         "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",
         match bytes {
             Some(bytes) => {
-                format!("{} of memory, {shortage}; {fits} tokens would fit", Bytes(*bytes))
+                format!("{} of memory, {shortage}; {}", Bytes(*bytes), tokens_would_fit(*fits))
             }
             None => format!("more rows or bytes than can be addressed; {fits} tokens could be"),
         }

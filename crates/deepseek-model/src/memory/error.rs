@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::{Bytes, MemoryUse, Shortage, fits::rows_would_fit};
+use super::{
+    Bytes, MemoryUse, Shortage,
+    fits::{rows_would_fit, tokens_would_fit},
+};
 use crate::plain::Shown;
 
 /// Why a run does not fit the memory it may take.
@@ -56,13 +59,14 @@ pub enum MemoryError {
     },
     /// The cache is too large beside weights and workspace, also without graphs.
     #[error(
-        "a KV cache of {tokens} tokens in {sequences} sequence{} takes {}; {fits} tokens would fit{}",
+        "a KV cache of {tokens} tokens in {sequences} sequence{} takes {}; {}{}",
         if *sequences == 1 { "" } else { "s" },
         beside(
             need.kv,
             *limit,
             &[("weights", need.weights), ("workspace", need.workspace)]
         ),
+        tokens_would_fit(*fits),
         if need.graphs > 0 { ", without graphs" } else { "" }
     )]
     Cache {

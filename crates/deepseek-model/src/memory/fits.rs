@@ -24,6 +24,15 @@ pub(crate) fn rows_would_fit(rows: usize) -> String {
     }
 }
 
+/// The same of tokens of a cache.
+pub(crate) fn tokens_would_fit(tokens: usize) -> String {
+    match tokens {
+        0 => "none would fit".to_owned(),
+        1 => "1 token would fit".to_owned(),
+        tokens => format!("{tokens} tokens would fit"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

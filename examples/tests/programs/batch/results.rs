@@ -213,6 +213,7 @@ fn damaged_results_are_refused() {
         (0, "ids", json!([5, 6, 7, 8])),
         (0, "logprobs_nats", json!([-1])),
         (0, "prompt_logprobs_nats", json!([null])),
+        (0, "logprobs_nats", json!([-1, 0.5, -1])),
         (0, "prompt_tokens", json!(3)),
         (0, "cached_tokens", json!(2)),
         (1, "ids", json!([])),

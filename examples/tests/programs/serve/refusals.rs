@@ -131,6 +131,17 @@ fn paths_methods_and_types_have_their_statuses() {
     413 invalid_request_error, body_too_large, -: the body is too long: expected at most 1000 B
     "#);
     assert_eq!(ask("GET", PATH, json, "").header("allow"), Some("post"));
+    let coded = |coding: &str| {
+        let headers = [("content-type", json), ("content-encoding", coding)];
+        server.connect().ask(
+            "POST",
+            PATH,
+            &headers,
+            r#"{"prompt": "a", "max_tokens": 1}"#,
+        )
+    };
+    insta::assert_snapshot!(coded("gzip").refusal(), @r#"415 invalid_request_error, unsupported_media_type, -: content-encoding: expected identity, or no such header, got "gzip""#);
+    assert_eq!(coded("identity").status, 200);
     let body = r#"{"prompt": "a", "max_tokens": 1}"#;
     assert_eq!(
         ask("POST", PATH, "application/json; charset=utf-8", body).status,
@@ -240,6 +251,18 @@ fn flags_that_cannot_be_are_refused() {
     let port = taken.local_addr().unwrap().port().to_string();
     let text = refuse(&["--port", &port]).replace(&port, "PORT");
     insta::assert_snapshot!(text, @"error: --host 127.0.0.1, --port PORT: cannot listen at 127.0.0.1:PORT: Address already in use (os error 98)");
+    for (host, port) in [
+        ("127.0.0.1:80", "0"),
+        ("[::1]:80", "0"),
+        ("localhost:80", "0"),
+    ] {
+        let text = refuse(&["--port", port, "--host", host]);
+        assert_eq!(
+            text,
+            format!("error: --host {host}: expected an address without a port, which --port says")
+        );
+    }
+    insta::assert_snapshot!(refuse(&["--port", "0", "--max-running", "9999999999"]), @"error: --max-running 9999999999, --cache-tokens 40959999995904: a KV cache of 40959999995904 tokens in 9,999,999,999 sequences needs more rows or bytes than can be addressed; with 9,999,999,999 sequences none could be");
     insta::assert_snapshot!(refuse(&["--host", ""]), @"error: invalid value '' for '--host <ADDRESS>': expected a text that is not empty");
     insta::assert_snapshot!(refuse(&["--max-body", "0"]), @"error: invalid value '0' for '--max-body <BYTES>': expected 1 byte or more");
     insta::assert_snapshot!(refuse(&["--api-key", "a b"]), @"error: invalid value 'a b' for '--api-key <KEY>': expected letters, digits and signs of ASCII, 1 or more; left out, no key is asked for");
@@ -250,5 +273,5 @@ fn flags_that_cannot_be_are_refused() {
     insta::assert_snapshot!(refuse(&["--port", "0", "--cache-tokens", "99999999999"]), @"error: --max-running 16, --cache-tokens 99999999999: a KV cache of 99999999999 tokens in 16 sequences needs more rows or bytes than can be addressed; 4294965248 tokens could be");
     insta::assert_snapshot!(refuse(&["--port", "65536"]), @"error: invalid value '65536' for '--port <N>': expected at most 65535");
     insta::assert_snapshot!(refuse(&["--max-connections", "65536"]), @"error: invalid value '65536' for '--max-connections <N>': expected at most 65535");
-    insta::assert_snapshot!(refuse(&["--port", "0", "--memory-limit", "37MiB"]), @"error: --memory-limit 37 MiB: a KV cache of 65536 tokens in 16 sequences takes 50.9 MiB, expected at most the 1 MiB that weights (36 MiB) leave of 37 MiB: 49.9 MiB too much; 0 tokens would fit (lower --cache-tokens or --max-running)");
+    insta::assert_snapshot!(refuse(&["--port", "0", "--memory-limit", "37MiB"]), @"error: --memory-limit 37 MiB: a KV cache of 65536 tokens in 16 sequences takes 50.9 MiB, expected at most the 1 MiB that weights (36 MiB) leave of 37 MiB: 49.9 MiB too much; none would fit (lower --cache-tokens or --max-running)");
 }
