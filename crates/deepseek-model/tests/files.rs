@@ -17,6 +17,14 @@ use tempfile::TempDir;
 
 const FIXTURE: &str = "tests/data/engram-s1";
 const INDEX: &str = "model.safetensors.index.json";
+
+/// The files of JSON that are read whole.
+const JSON: [&str; 4] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    INDEX,
+];
 const SHARD: &str = "model-00002-of-00003.safetensors";
 
 /// A copy of the fixture, of which one file may be something else.
@@ -53,13 +61,7 @@ fn refusal(dir: &Path, file: &str) -> String {
 
 /// The refusals of every file that is read, once `make` has put something else in its place.
 fn refusals(make: impl Fn(&PathBuf)) -> String {
-    let files = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        INDEX,
-        SHARD,
-    ];
+    let files = JSON.into_iter().chain([SHARD]);
     let refusal = |file| {
         let dir = copy();
         let path = dir.path().join(file);
@@ -67,7 +69,7 @@ fn refusals(make: impl Fn(&PathBuf)) -> String {
         make(&path);
         refusal(dir.path(), file)
     };
-    files.map(refusal).join("\n")
+    files.map(refusal).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -165,12 +167,7 @@ fn a_byte_order_mark_is_passed_over_and_utf_16_is_named() {
     Model::load(dir.path(), ModelOptions::default(), &|_| {}).unwrap();
     Tokenizer::load(dir.path()).unwrap();
 
-    for file in [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        INDEX,
-    ] {
+    for file in JSON {
         let dir = copy();
         fs::write(dir.path().join(file), b"\xff\xfe{\0}\0").unwrap();
         let expected =
@@ -182,12 +179,7 @@ fn a_byte_order_mark_is_passed_over_and_utf_16_is_named() {
 /// A clone without git-lfs has such a text in the place of each large file.
 #[test]
 fn a_pointer_of_git_lfs_is_named() {
-    for file in [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        INDEX,
-    ] {
+    for file in JSON {
         let dir = copy();
         let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
         fs::write(dir.path().join(file), pointer).unwrap();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use deepseek_model::Config;
 use deepseek_model::engine::{Engine, EngineRequest};
+use deepseek_model::memory::check_text;
 use deepseek_model::tokenizer::{Tokenizer, TokenizerError, check_ids};
 
 use super::answers::{Answers, channel};
@@ -79,15 +80,19 @@ impl App {
     /// text is: not for threads that others wait for.
     ///
     /// # Errors
-    /// The text is too long, or not one of the tokenizer's.
-    pub(super) fn encode(&self, text: &str) -> std::result::Result<Vec<u32>, TokenizerError> {
+    /// The text is too long for the model or for the memory that is free, or not one of the tokenizer's;
+    /// names `param`.
+    pub(super) fn encode(&self, param: &str, text: &str) -> Result<Vec<u32>> {
+        let refused = |error: TokenizerError| ApiError::of_prompt(param, &error);
         // Before anything is encoded, which takes memory many times the text's own.
-        self.tokenizer
-            .check_length(text, self.config.max_positions)?;
-        match self.config.bos_token_id {
+        let length = self.tokenizer.check_length(text, self.config.max_positions);
+        length.map_err(refused)?;
+        check_text(text.len()).map_err(|error| ApiError::too_long(param, error))?;
+        let ids = match self.config.bos_token_id {
             Some(bos) => self.tokenizer.encode_with_bos(bos, text),
             None => self.tokenizer.encode(text),
-        }
+        };
+        ids.map_err(refused)
     }
 
     /// Takes the model's name out of a request. A client that names none means the one there is.

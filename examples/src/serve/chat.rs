@@ -92,8 +92,7 @@ impl Chat {
 
 /// The ids of a conversation, as the model's template has written it.
 fn encode(app: &App, text: &str) -> Result<Vec<u32>> {
-    let ids = app.encode(text);
-    let mut ids = ids.map_err(|error| ApiError::of_prompt("messages", &error))?;
+    let mut ids = app.encode("messages", text)?;
     // A template that begins with the token itself does not mean it twice.
     if let Some(bos) = app.config.bos_token_id
         && ids.starts_with(&[bos, bos])

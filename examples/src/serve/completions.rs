@@ -101,8 +101,7 @@ impl Completion {
             let (ids, own) = match prompt {
                 Prompt::Ids(ids) => (ids.clone(), 0),
                 Prompt::Text(text) => {
-                    let ids = app.encode(text);
-                    let ids = ids.map_err(|error| ApiError::of_prompt(&param, &error))?;
+                    let ids = app.encode(&param, text)?;
                     (ids, usize::from(app.config.bos_token_id.is_some()))
                 }
             };

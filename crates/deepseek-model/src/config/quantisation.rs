@@ -81,6 +81,7 @@ impl Format {
 pub(super) fn check(f: &mut Fields<'_>) {
     compare(f, &KEYS, None);
     compare(f, &KEYS_OF_OBJECTS, None);
+    of_layers(f);
 }
 
 /// Notes every key outside of the object that asks for a format that is not read, or for another than the
@@ -91,6 +92,20 @@ pub(super) fn check_outside(f: &mut Fields<'_>, inside: Option<&Map<String, Valu
         if let Some(mut f) = f.object(key) {
             compare(&mut f, &KEYS, inside);
             compare(&mut f, &KEYS_OF_OBJECTS, inside);
+            of_layers(&mut f);
+        }
+    }
+}
+
+/// Some tools have an object for each layer in it, which may ask for a format where the whole does not.
+fn of_layers(f: &mut Fields<'_>) {
+    for name in f.names() {
+        if !f.holds_object(name) {
+            continue;
+        }
+        if let Some(mut f) = f.object(name) {
+            compare(&mut f, &KEYS, None);
+            compare(&mut f, &KEYS_OF_OBJECTS, None);
         }
     }
 }

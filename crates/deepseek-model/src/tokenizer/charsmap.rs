@@ -1,5 +1,10 @@
 //! Tables in a file that would make the library allocate without bound, or fail at a text.
 
+use base64::{
+    DecodeError, Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
 use serde_json::Value;
 
 use super::trie;
@@ -72,46 +77,21 @@ pub(super) fn longest_replacement(table: &str) -> Option<usize> {
     texts.split(|&byte| byte == 0).map(<[u8]>::len).max()
 }
 
-/// The bytes that base64 stands for: 4 digits are 3 bytes. At the end there may be fewer, whose last bits are
-/// 0, with or without what fills them up to 4.
+/// The bytes that base64 stands for, with or without the signs at the end that fill it up.
 fn decoded(base64: &str) -> Result<Vec<u8>, String> {
-    let digits = base64.trim_end_matches('=').as_bytes();
-    let refused = |at: usize| {
+    const ENGINE: GeneralPurpose = GeneralPurpose::new(
+        &STANDARD,
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    );
+    ENGINE.decode(base64).map_err(|error| {
+        let at = match error {
+            DecodeError::InvalidByte(at, _) | DecodeError::InvalidLastSymbol(at, _) => at,
+            DecodeError::InvalidLength(_) | DecodeError::InvalidPadding => {
+                base64.trim_end_matches('=').len()
+            }
+        };
         let found = base64.get(at..).and_then(|rest| rest.chars().next());
         let found = found.map_or("its end".to_owned(), |c| quoted(&c.to_string().into()));
         format!("{KEY}: expected base64, found {found} at byte {at}")
-    };
-    if let Some(at) = digits
-        .iter()
-        .position(|&digit| digit_value(digit).is_none())
-    {
-        return Err(refused(at));
-    }
-    let filled = base64.len() - digits.len();
-    if digits.len() % 4 == 1 || (filled > 0 && (filled > 2 || !base64.len().is_multiple_of(4))) {
-        return Err(refused(digits.len()));
-    }
-    let mut bytes = Vec::with_capacity(digits.len() / 4 * 3 + 2);
-    for group in digits.chunks(4) {
-        let digit = |bits: u32, &digit: &u8| bits << 6 | u32::from(digit_value(digit).unwrap_or(0));
-        let bits = group.iter().fold(0, digit) << (6 * (4 - group.len()));
-        let whole = bits.to_be_bytes();
-        let (held, left) = whole[1..].split_at(group.len() - 1);
-        if left.iter().any(|&byte| byte != 0) {
-            return Err(refused(digits.len() - 1));
-        }
-        bytes.extend_from_slice(held);
-    }
-    Ok(bytes)
-}
-
-fn digit_value(digit: u8) -> Option<u8> {
-    Some(match digit {
-        b'A'..=b'Z' => digit - b'A',
-        b'a'..=b'z' => digit - b'a' + 26,
-        b'0'..=b'9' => digit - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => return None,
     })
 }

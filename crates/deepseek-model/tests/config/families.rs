@@ -106,6 +106,10 @@ pub(crate) fn keys() -> Vec<(&'static str, Vec<Value>, Value)> {
         ("indexer_rope_interleaved", vec![json!(true)], json!(false)),
         ("interleaved_rope", vec![json!(true)], json!(false)),
         ("is_neox_style", vec![json!(false)], json!(true)),
+        ("interleaved", vec![json!(true)], json!(false)),
+        ("apply_rope_interleave", vec![json!(true)], json!(false)),
+        ("is_neox", vec![json!(false)], json!(true)),
+        ("rope_neox", vec![json!(false)], json!(true)),
         ("post_norm", vec![json!(false)], json!(true)),
         ("do_layer_norm_before", vec![json!(true)], json!(false)),
         (
@@ -134,6 +138,11 @@ pub(crate) fn keys() -> Vec<(&'static str, Vec<Value>, Value)> {
             json!({ "bits": 4 }),
         ),
         ("quantization", vec![], json!({ "mode": "mxfp4" })),
+        (
+            "quantization",
+            vec![json!({ "layers.0.wq_a": { "quant_method": "fp8" }, "layers.1.wq_a": true })],
+            json!({ "layers.0.wq_a": { "bits": 4 } }),
+        ),
         ("load_in_4bit", vec![json!(false)], json!(true)),
         ("load_in_8bit", vec![json!(false)], json!(true)),
         ("rope_traditional", vec![json!(true)], json!(false)),

@@ -12,7 +12,10 @@ pub(super) const KEYS: &[Key] = &[
         True,
         "neighbouring channels are a pair",
         &[
+            "interleaved",
             "rope_interleave",
+            "apply_rope_interleave",
+            "apply_rope_interleaved",
             "rope_interleaving",
             "interleaved_rope",
             "use_interleaved_rope",
@@ -30,7 +33,11 @@ pub(super) const KEYS: &[Key] = &[
         False,
         "neighbouring channels are a pair",
         &[
+            "is_neox",
             "is_neox_style",
+            "rope_neox",
+            "rope_is_neox",
+            "use_neox",
             "rope_is_neox_style",
             "use_neox_style",
             "neox_style",
