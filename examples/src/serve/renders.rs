@@ -79,14 +79,20 @@ impl Renders {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let started = runtime.block_on(async { timeout(LONGEST, Renderer::start(&setup)).await });
-        let Ok(started) = started else {
+        let read = async {
+            let renderer = Renderer::start(&setup).await?;
+            // It belongs to this runtime.
+            renderer.end().await;
+            Ok::<_, Fault>(())
+        };
+        let read = runtime.block_on(async { timeout(LONGEST, read).await });
+        let Ok(read) = read else {
             anyhow::bail!(
                 "expected a template that is read in {} s, got one that takes longer",
                 LONGEST.as_secs()
             );
         };
-        started?;
+        read?;
         Ok(Self(Arc::new(Shared {
             places: Semaphore::new(AT_ONCE),
             idle: Mutex::new(Vec::new()),
@@ -121,6 +127,7 @@ impl Shared {
         let _place = self.places.acquire().await;
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = idle().pop();
+        let waiting = waiting.and_then(|mut renderer| renderer.runs().then_some(renderer));
         let mut renderer = match waiting {
             Some(renderer) => renderer,
             None => Renderer::start(&self.setup).await?,
@@ -162,6 +169,21 @@ impl Renderer {
         let answer = renderer.ask(setup, setup).await?;
         answer.map_err(Fault::Template)?;
         Ok(renderer)
+    }
+
+    /// Whether it is there still: the system may have ended it while it waited.
+    fn runs(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
+    }
+
+    /// Lets it end, and waits for that.
+    async fn end(self) {
+        let Self {
+            mut process, input, ..
+        } = self;
+        drop(input);
+        // One that does not end is killed with the future that this is.
+        let _ = process.wait().await;
     }
 
     async fn ask(

@@ -216,3 +216,56 @@ fn a_template_that_ends_its_process_when_it_is_read_is_no_template() {
         assert_eq!(server.complete(&quick)["usage"]["completion_tokens"], 1);
     }
 }
+
+/// The processes below a server that run its templates.
+#[cfg(target_os = "linux")]
+fn renderers(server: u32) -> Vec<u32> {
+    let stat = |process: &str| std::fs::read_to_string(format!("/proc/{process}/stat")).ok();
+    let below = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let process = entry.unwrap().file_name().into_string().unwrap();
+        let id: u32 = process.parse().ok()?;
+        let stat = stat(&process)?;
+        // Behind the name in brackets: state, parent.
+        let fields = stat.rsplit_once(") ")?.1;
+        (fields.split(' ').nth(1)?.parse() == Ok(server)).then_some(id)
+    });
+    below.collect()
+}
+
+/// What the system ends while it waits is started anew, and none is left behind by a server that ends, however.
+#[cfg(target_os = "linux")]
+#[test]
+fn processes_of_templates_come_and_go_with_their_server() {
+    let (server, _dir) = start(PLAIN);
+    let body = json!({"messages": conversation(), "max_tokens": 1});
+    assert_eq!(renderers(server.id()), [0; 0], "none before there is work");
+    assert_eq!(server.post(CHAT, &body).status, 200);
+    let [first] = renderers(server.id())[..] else {
+        panic!("{:?}", renderers(server.id()));
+    };
+    assert_eq!(server.post(CHAT, &body).status, 200);
+    assert_eq!(renderers(server.id()), [first], "it serves again");
+    let kill = |process: u32| {
+        let status = std::process::Command::new("kill")
+            .args(["-9", &process.to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    };
+    kill(first);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(server.post(CHAT, &body).status, 200);
+    let [second] = renderers(server.id())[..] else {
+        panic!("{:?}", renderers(server.id()));
+    };
+    assert_ne!(first, second);
+    kill(server.id());
+    let gone = |process: u32| {
+        let path = format!("/proc/{process}/stat");
+        std::fs::read_to_string(path).map_or(true, |stat| stat.contains(") Z "))
+    };
+    let ended = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        gone(second)
+    });
+    assert!(ended, "process {second} outlives its server");
+}

@@ -127,6 +127,12 @@ impl Server {
         }
     }
 
+    /// Its process.
+    #[cfg(target_os = "linux")]
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal by its name.
     #[cfg(unix)]
     pub(super) fn signal(&self, name: &str) {
