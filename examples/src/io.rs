@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Parser;
+use deepseek_model::memory::Bytes;
 use deepseek_model::plain::{Shown, is_plain};
 use deepseek_model::tokenizer;
 
@@ -194,7 +195,15 @@ const MAX_TEXT_BYTES: u64 = 256 << 20;
 /// They cannot be read, or are more than a text has.
 pub(crate) fn read_bytes(from: &mut dyn Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    from.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes)?;
+    let read = from.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes);
+    read.map_err(|error| match error.kind() {
+        // The error's own words do not say of what.
+        io::ErrorKind::OutOfMemory => io::Error::other(format!(
+            "expected a text that memory holds, got one of more than {}",
+            Bytes(bytes.len() as u64)
+        )),
+        _ => error,
+    })?;
     if bytes.len() as u64 > MAX_TEXT_BYTES {
         return Err(io::Error::other(format!(
             "expected a text of at most {} MiB, got more",

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use candle_core::{DType, Device};
-use deepseek_model::memory::{Bytes, check_json};
+use deepseek_model::memory::Bytes;
 use deepseek_model::sampler::SamplerError;
 use deepseek_model::tokenizer::{Tokenizer, TokenizerError};
 use deepseek_model::{
@@ -50,9 +50,6 @@ pub struct ModelArgs {
     #[arg(long)]
     pub no_activation_rounding: bool,
 }
-
-/// Files of a checkpoint that are read before its weights.
-const FILES: [&str; 3] = ["config.json", "tokenizer.json", "generation_config.json"];
 
 /// The flag that names the checkpoint.
 pub(crate) const FLAG: &str = "--model";
@@ -122,7 +119,7 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
             let sequences = count(*max_sequences, "sequence");
             let tokens = match fits {
                 0 => format!("with {sequences} none"),
-                fits => format!("{fits} tokens"),
+                fits => tokens_of(*fits),
             };
             let needs = match bytes {
                 Some(bytes) => {
@@ -131,7 +128,7 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
                 }
                 None => format!("more rows or bytes than can be addressed; {tokens} could be"),
             };
-            let cache = format!("{max_tokens} tokens in {sequences}");
+            let cache = format!("{} in {sequences}", tokens_of(*max_tokens));
             return anyhow!("{size}: a KV cache of {cache} needs {needs}");
         }
         Error::Unsupported(_) => Some(policy),
@@ -154,6 +151,12 @@ pub(crate) fn blame(error: Error, policy: &str, size: &str) -> anyhow::Error {
         Some(flag) => error.context(flag),
         None => error,
     }
+}
+
+/// A number of tokens as a flag takes it, without separators.
+fn tokens_of(tokens: usize) -> String {
+    let s = if tokens == 1 { "" } else { "s" };
+    format!("{tokens} token{s}")
 }
 
 /// An error that a text of this `source` met, with the flag that is to blame: of tokenizer.json, that of
@@ -242,9 +245,6 @@ impl ModelArgs {
     pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
         let dir = self.dir()?;
         // The errors name the file, but not the flag that led there.
-        for file in FILES {
-            check_json(&dir.join(file)).context(FLAG)?;
-        }
         let config = Config::load(dir).context(FLAG)?;
         let tokenizer = Tokenizer::load(dir).context(FLAG)?;
         tokenizer.check_fits(config.vocab_size).context(FLAG)?;

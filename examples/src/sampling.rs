@@ -69,8 +69,26 @@ impl SamplingArgs {
     pub fn resolve(&self, dir: &Path) -> anyhow::Result<(SamplingConfig, Option<String>)> {
         let recommended = Recommended::load(dir)?;
         let config = self.config(&recommended);
-        let note = recommended.note(dir, !config.is_greedy());
+        let note = recommended.note(dir, !config.is_greedy(), &self.decided());
         Ok((config, note))
+    }
+
+    /// The recommendations that the flags leave no say.
+    pub(crate) fn decided(&self) -> Vec<&'static str> {
+        let flags = [
+            ("temperature", self.temperature.is_some()),
+            ("top_k", self.top_k.is_some()),
+            ("top_p", self.top_p.is_some()),
+        ];
+        let mut keys: Vec<_> = flags
+            .iter()
+            .filter(|(_, given)| *given)
+            .map(|(key, _)| *key)
+            .collect();
+        if self.greedy || !keys.is_empty() {
+            keys.push("do_sample");
+        }
+        keys
     }
 
     /// What the flags say, for the rest what is recommended.
@@ -109,11 +127,11 @@ pub(crate) struct Recommended {
 }
 
 impl Recommended {
-    /// What to tell of recommendations that are not followed, where tokens are drawn or not: a line for each
-    /// file that has some.
-    pub(crate) fn note(&self, dir: &Path, drawn: bool) -> Option<String> {
+    /// What to tell of recommendations that are not followed, where tokens are drawn or not, but for those
+    /// that are [decided](SamplingArgs::decided): a line for each file that has some.
+    pub(crate) fn note(&self, dir: &Path, drawn: bool, decided: &[&str]) -> Option<String> {
         let files = self.unfollowed.iter();
-        let notes = files.filter_map(|(name, keys)| keys.note(&dir.join(name), drawn));
+        let notes = files.filter_map(|(name, keys)| keys.note(&dir.join(name), drawn, decided));
         let notes: Vec<String> = notes.collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }
@@ -324,7 +342,7 @@ mod tests {
         )
         .unwrap();
         let keys = Unfollowed::of_recommendations(&recommended);
-        let note = |drawn| keys.note(Path::new(FILE_NAME), drawn).unwrap();
+        let note = |drawn| keys.note(Path::new(FILE_NAME), drawn, &[]).unwrap();
         insta::assert_snapshot!(note(true), @r#"note: generation_config.json asks for num_beam_groups 2, repeat_penalty 1.1, logit_bias {"5":-100}, min_tokens 8, max_tokens 64, dry_multiplier 0.8, top_n_sigma 1.5, top_a 0.2, mirostat 2, which is not followed"#);
         insta::assert_snapshot!(note(false), @r#"note: generation_config.json asks for num_beam_groups 2, repeat_penalty 1.1, logit_bias {"5":-100}, min_tokens 8, max_tokens 64, dry_multiplier 0.8, which is not followed"#);
     }
@@ -350,7 +368,7 @@ mod tests {
         let old = r#"{"do_sample": true, "temperature": 0.6, "top_k": 40, "max_length": 4096,
             "text_config": {"repetition_penalty": 1.2, "suppress_tokens": [5], "num_beams": 4}}"#;
         insta::assert_snapshot!(note(old, None, &none).unwrap(), @"note: DIR/config.json asks for do_sample true, repetition_penalty 1.2, suppress_tokens [5], max_length 4096, num_beams 4, which is not followed");
-        insta::assert_snapshot!(note(old, None, &drawn).unwrap(), @"note: DIR/config.json asks for do_sample true, temperature 0.6, top_k 40, repetition_penalty 1.2, suppress_tokens [5], max_length 4096, num_beams 4, which is not followed");
+        insta::assert_snapshot!(note(old, None, &drawn).unwrap(), @"note: DIR/config.json asks for temperature 0.6, repetition_penalty 1.2, suppress_tokens [5], max_length 4096, num_beams 4, which is not followed");
         let recommended = r#"{"do_sample": true, "temperature": 0.9, "top_k": 0, "repetition_penalty": 1.1,
             "num_beams": 1, "suppress_tokens": [], "max_length": 20}"#;
         insta::assert_snapshot!(note(old, Some(recommended), &none).unwrap(), @"note: DIR/generation_config.json asks for repetition_penalty 1.1, which is not followed");

@@ -84,8 +84,17 @@ const MISPLACED: &[Key] = &[
 /// What is not followed of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Unfollowed {
-    /// Keys with their values, and whether they change only what is drawn.
-    asked: Vec<(String, bool)>,
+    asked: Vec<Asked>,
+}
+
+/// A key that asks for something.
+#[derive(Debug)]
+struct Asked {
+    key: &'static str,
+    /// The key with its value.
+    text: String,
+    /// Whether it changes only what is drawn.
+    of_drawing: bool,
 }
 
 impl Unfollowed {
@@ -123,13 +132,14 @@ impl Unfollowed {
         }
     }
 
-    /// What to tell of it, where tokens are drawn or not. `file` is where it stands.
-    pub(crate) fn note(&self, file: &Path, drawn: bool) -> Option<String> {
+    /// What to tell of it, where tokens are drawn or not, but for keys that are `decided` otherwise. `file` is
+    /// where it stands.
+    pub(crate) fn note(&self, file: &Path, drawn: bool, decided: &[&str]) -> Option<String> {
         let matters = self
             .asked
             .iter()
-            .filter(|(_, of_drawing)| drawn || !of_drawing);
-        let texts: Vec<&str> = matters.map(|(text, _)| text.as_str()).collect();
+            .filter(|asked| (drawn || !asked.of_drawing) && !decided.contains(&asked.key));
+        let texts: Vec<&str> = matters.map(|asked| asked.text.as_str()).collect();
         (!texts.is_empty()).then(|| {
             let (file, texts) = (shown(file), texts.join(", "));
             format!("note: {file} asks for {texts}, which is not followed")
@@ -137,8 +147,8 @@ impl Unfollowed {
     }
 }
 
-/// A key with its value, if it changes something, and whether only what is drawn.
-fn asks(&(key, plain, of_drawing): &Key, value: &Value) -> Option<(String, bool)> {
+/// A key, if its value changes something.
+fn asks(&(key, plain, of_drawing): &Key, value: &Value) -> Option<Asked> {
     let off = match value {
         Value::Null => true,
         Value::Bool(on) => !on,
@@ -147,5 +157,9 @@ fn asks(&(key, plain, of_drawing): &Key, value: &Value) -> Option<(String, bool)
         Value::String(text) => text.is_empty(),
         Value::Number(number) => number.as_f64().is_some_and(|n| plain.contains(&n)),
     };
-    (!off).then(|| (format!("{key} {}", quoted(value)), of_drawing))
+    (!off).then(|| Asked {
+        key,
+        text: format!("{key} {}", quoted(value)),
+        of_drawing,
+    })
 }

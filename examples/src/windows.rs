@@ -127,14 +127,20 @@ impl Texts {
                 help.push(format!("lower --contexts to {longest_of_all}"));
             } else if longest >= rows {
                 if tokens <= taken {
-                    help.push("lower --contexts and --windows".to_owned());
+                    let shortest = rows.max(1);
+                    help.push(format!(
+                        "lower --contexts to {shortest} and --windows to {}",
+                        tokens + begun - shortest
+                    ));
                 }
             } else if longest_of_all > 0 {
                 help.push(format!(
                     "lower --contexts and --last-rows to {longest_of_all}"
                 ));
             } else if longest > 0 {
-                help.push("lower --contexts, --last-rows and --windows".to_owned());
+                help.push(format!(
+                    "lower --contexts and --last-rows to {longest} and --windows to 1"
+                ));
             }
             bail!(
                 "--text {}: expected at least {} for {} of {} (--windows, --contexts){}, got {}: {}",
@@ -266,9 +272,9 @@ mod tests {
         insta::assert_snapshot!(refuse(10, Some(0), (64, 8, 1)), @"--text a.txt: expected at least 64 tokens for 1 context of 64 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 10: give a longer text, or lower --contexts to 10");
         insta::assert_snapshot!(refuse(20, None, (14, 8, 8)), @"--text a.txt: expected at least 22 tokens for 8 contexts of 14 tokens (--windows, --contexts), got 20: give a longer text, or lower --windows to 6, or lower --contexts to 12");
         insta::assert_snapshot!(refuse(20, None, (18, 16, 8)), @"--text a.txt: expected at least 26 tokens for 8 contexts of 18 tokens (--windows, --contexts), got 20: give a longer text, or lower --windows to 2");
-        insta::assert_snapshot!(refuse(20, None, (64, 8, 16)), @"--text a.txt: expected at least 80 tokens for 16 contexts of 64 tokens (--windows, --contexts), got 20: give a longer text, or lower --contexts and --windows");
+        insta::assert_snapshot!(refuse(20, None, (64, 8, 16)), @"--text a.txt: expected at least 80 tokens for 16 contexts of 64 tokens (--windows, --contexts), got 20: give a longer text, or lower --contexts to 8 and --windows to 12");
         insta::assert_snapshot!(refuse(7, Some(0), (64, 8, 1)), @"--text a.txt: expected at least 64 tokens for 1 context of 64 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 7: give a longer text, or lower --contexts and --last-rows to 7");
-        insta::assert_snapshot!(refuse(2, Some(0), (9, 8, 3)), @"--text a.txt: expected at least 11 tokens for 3 contexts of 9 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 2: give a longer text, or lower --contexts, --last-rows and --windows");
+        insta::assert_snapshot!(refuse(2, Some(0), (9, 8, 3)), @"--text a.txt: expected at least 11 tokens for 3 contexts of 9 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 2: give a longer text, or lower --contexts and --last-rows to 2 and --windows to 1");
         insta::assert_snapshot!(refuse(4, Some(0), (9, 8, 3)), @"--text a.txt: expected at least 11 tokens for 3 contexts of 9 tokens (--windows, --contexts), the first of which is the beginning-of-text token, got 4: give a longer text, or lower --contexts and --last-rows to 2");
         insta::assert_snapshot!(refuse(0, None, (1, 1, 1)), @"--text a.txt: expected at least 2 tokens for 1 context of 1 token (--windows, --contexts), got 0: give a longer text");
     }
@@ -287,6 +293,15 @@ mod tests {
         texts.check(number("--contexts"), 2, 4).unwrap();
         texts.check(number("--contexts") + 1, 2, 4).unwrap_err();
 
+        let texts = Texts {
+            texts: vec![("a.txt".into(), (0..20).collect())],
+            bos: None,
+        };
+        let refusal = texts.check(64, 8, 16).unwrap_err().to_string();
+        assert!(refusal.ends_with("lower --contexts to 8 and --windows to 12"));
+        texts.check(8, 8, 12).unwrap();
+        texts.check(8, 8, 13).unwrap_err();
+
         // Named beside each other, the flags go with each other: there was another refusal behind this one.
         for (tokens, len, rows, windows) in [(4, 9, 8, 3), (10, 64, 32, 1), (2, 9, 8, 3)] {
             let texts = Texts {
@@ -294,16 +309,14 @@ mod tests {
                 bos: Some(0),
             };
             let refusal = texts.check(len, rows, windows).unwrap_err().to_string();
-            let both = refusal.split("--contexts and --last-rows to ").nth(1);
-            if let Some(most) = both {
-                let most = most.parse().unwrap();
-                texts.check(most, most, windows).unwrap();
-                texts.check(most + 1, most + 1, windows).unwrap_err();
-            } else {
-                assert!(refusal.ends_with("lower --contexts, --last-rows and --windows"));
-                texts.check(1, 1, windows).unwrap_err();
-                texts.check(1, 1, 1).unwrap();
-            }
+            let of = |flags: &str| -> Option<usize> {
+                let number = refusal.split(&format!("{flags} to ")).nth(1)?;
+                number.split(' ').next()?.parse().ok()
+            };
+            let most = of("--contexts and --last-rows").unwrap();
+            let windows = of("and --windows").unwrap_or(windows);
+            texts.check(most, most, windows).unwrap();
+            texts.check(most + 1, most + 1, windows).unwrap_err();
         }
     }
 

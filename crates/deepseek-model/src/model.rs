@@ -11,7 +11,6 @@ use crate::{
     cache::ModelId,
     engram::{EngramError, NgramHasher, TokenMap},
     layers::{DecoderLayer, Observer},
-    memory::check_json,
     ops::{Act, Linear, RopeFrequencies, Site},
     profile::Profile,
     replay,
@@ -114,11 +113,9 @@ impl Model {
         progress: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self> {
         activation(&options)?;
-        check_json(&dir.join("config.json"))?;
         let config = Config::load(dir)?;
         let hasher = match &config.engram {
             Some(engram) => {
-                check_json(&dir.join("tokenizer.json"))?;
                 let tokenizer = Tokenizer::load(dir)?;
                 tokenizer.check_fits(config.vocab_size)?;
                 let map = TokenMap::from_tokenizer(&tokenizer, engram)?;

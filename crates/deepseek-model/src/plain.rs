@@ -52,6 +52,24 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
+/// The same in quotes, for what may be empty or have blanks at its ends. A quote and a backslash in it are
+/// escaped, too, so that no two texts look the same.
+pub(crate) struct InQuotes<'a>(pub(crate) &'a str);
+
+impl fmt::Display for InQuotes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write;
+        f.write_char('"')?;
+        for c in self.0.chars() {
+            if matches!(c, '"' | '\\') {
+                f.write_char('\\')?;
+            }
+            Plain(c.encode_utf8(&mut [0; 4])).fmt(f)?;
+        }
+        f.write_char('"')
+    }
+}
+
 /// A path as errors show it, as [`ShownBytes`].
 #[derive(Debug, Clone, Copy)]
 pub struct Shown<'a>(pub &'a Path);
@@ -88,6 +106,13 @@ mod tests {
     fn bytes_that_are_no_text_are_shown() {
         let bytes = b"a\xff\xe9 \xc3\xa9\n\xe2\x82";
         insta::assert_snapshot!(ShownBytes(bytes), @r"a\xff\xe9 é\n\xe2\x82");
+    }
+
+    /// A name that ends in a quote would look like one that does not.
+    #[test]
+    fn quotes_in_quotes_are_escaped() {
+        insta::assert_snapshot!(InQuotes("a\"b\\n\n\u{202e}é "), @r#""a\"b\\n\n\u{202e}é ""#);
+        assert_eq!(InQuotes("").to_string(), "\"\"");
     }
 
     /// An override turns `exe.txt` around; a tag or a blank of no width makes two names look the same.

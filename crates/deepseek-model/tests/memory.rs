@@ -89,7 +89,7 @@ fn a_budget_that_holds_nothing_says_so() {
         refused.unwrap_err().to_string()
     };
     insta::assert_snapshot!(refused(budget(1 << 20, 1, 4096)), @"cache: 4096 tokens in 1 sequence take 1.5 MiB, expected at most 1 MiB, which hold 2560 tokens (CacheOptions::max_tokens)");
-    insta::assert_snapshot!(refused(budget(0, 2, 10)), @"cache: 10 tokens in 2 sequences take 196 KiB, expected at most 0 B, which hold 0 tokens (CacheOptions::max_tokens)");
+    insta::assert_snapshot!(refused(budget(0, 2, 10)), @"cache: 10 tokens in 2 sequences take 196 KiB, expected at most 0 B, which hold none (CacheOptions::max_tokens)");
     insta::assert_snapshot!(refused(budget(1 << 20, 0, 10)), @"cache: max_sequences must be at least 1, got 0");
 }
 
@@ -103,7 +103,7 @@ fn sizes_beyond_any_memory_are_refused() {
             .to_string()
     };
     insta::assert_snapshot!(refused(1, usize::MAX), @"cache: max_sequences 1 and max_tokens 18446744073709551615 need more rows or bytes than can be addressed; 4294967168 tokens could be");
-    insta::assert_snapshot!(refused(usize::MAX, 1), @"cache: max_sequences 18446744073709551615 and max_tokens 1 need more rows or bytes than can be addressed; 0 tokens could be");
+    insta::assert_snapshot!(refused(usize::MAX, 1), @"cache: max_sequences 18446744073709551615 and max_tokens 1 need more rows or bytes than can be addressed; none could be");
 }
 
 #[test]

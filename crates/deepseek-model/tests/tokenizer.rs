@@ -151,6 +151,61 @@ fn an_unknown_model_is_named_with_the_library() {
     insta::assert_snapshot!(refusal(unknown), @r#"the tokenizers crate 0.23 cannot read the model "TreeOfTokens" of tokenizer.json, which is damaged or newer than the library: data did not match any variant of untagged enum ModelUntagged"#);
 }
 
+/// The library passes over most keys that it does not know: what they ask for would not be done.
+#[test]
+fn unknown_keys_are_named() {
+    let text = |change: fn(&mut Value)| refusal(load_changed(change));
+    let texts = [
+        text(|file| file["vocab"] = json!([])),
+        text(|file| file["model"]["byte_falback"] = json!(true)),
+        text(|file| file["added_tokens"][1]["specail"] = json!(true)),
+        text(|file| file["normalizer"] = json!({"type": "Lowercase", "locale": "tr"})),
+        text(|file| {
+            let steps = json!([{"type": "NFC"}, {"type": "Strip", "strip_left": true, "strip_right": true, "by": "a"}]);
+            file["normalizer"] = json!({"type": "Sequence", "normalizers": steps});
+        }),
+        text(|file| file["pre_tokenizer"]["trim_offset"] = json!(true)),
+        text(|file| file["decoder"]["errors"] = json!("ignore")),
+    ];
+    insta::assert_snapshot!(texts.join("\n"), @"
+    the tokenizers crate 0.23 cannot read the key vocab of tokenizer.json, which is damaged or newer than the library: expected no key but version, truncation, padding, added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model
+    the tokenizers crate 0.23 cannot read the key model.byte_falback of tokenizer.json, which is damaged or newer than the library: expected no key but type, dropout, unk_token, continuing_subword_prefix, end_of_word_suffix, fuse_unk, byte_fallback, ignore_merges, vocab, merges
+    the tokenizers crate 0.23 cannot read the key added_tokens[1].specail of tokenizer.json, which is damaged or newer than the library: expected no key but id, content, single_word, lstrip, rstrip, normalized, special
+    the tokenizers crate 0.23 cannot read the key normalizer.locale of tokenizer.json, which is damaged or newer than the library: expected no key but type
+    the tokenizers crate 0.23 cannot read the key normalizer.normalizers[1].by of tokenizer.json, which is damaged or newer than the library: expected no key but strip_left, strip_right, type
+    the tokenizers crate 0.23 cannot read the key pre_tokenizer.trim_offset of tokenizer.json, which is damaged or newer than the library: expected no key but add_prefix_space, trim_offsets, type, use_regex
+    the tokenizers crate 0.23 cannot read the key decoder.errors of tokenizer.json, which is damaged or newer than the library: expected no key but add_prefix_space, trim_offsets, type, use_regex
+    ");
+}
+
+/// Keys of every part as the library and those before it write them.
+#[test]
+fn keys_that_are_known_are_taken() {
+    let known: [fn(&mut Value); 6] = [
+        |file| file["model"]["byte_falback"] = Value::Null,
+        |file| {
+            file["pre_tokenizer"] =
+                json!({"type": "Metaspace", "replacement": "▁", "add_prefix_space": true});
+        },
+        |file| file["pre_tokenizer"] = json!({"type": "Metaspace", "replacement": "▁", "str_rep": "▁", "prepend_scheme": "first", "split": false}),
+        |file| {
+            file["decoder"] =
+                json!({"type": "Metaspace", "replacement": "▁", "add_prefix_space": true});
+        },
+        |file| {
+            file["decoder"] =
+                json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true});
+        },
+        |file| {
+            file["post_processor"] =
+                json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false});
+        },
+    ];
+    for (at, change) in known.into_iter().enumerate() {
+        load_changed(change).unwrap_or_else(|error| panic!("{at}: {error}"));
+    }
+}
+
 #[test]
 fn a_broken_merge_is_named() {
     let broken = load_changed(|file| file["model"]["merges"][0] = json!(["no such", "tokens"]));

@@ -165,7 +165,7 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         (results, Vec::new())
     };
     let drawn = requests.iter().any(|r| !r.engine.sampling.is_greedy());
-    notes.extend(recommended.note(&args.model.model, drawn));
+    notes.extend(recommended.note(&args.model.model, drawn, &args.sampling.decided()));
     notes.extend(args.graphs.idle(args.model.device, None));
     let groups = Group::all(&requests, |index| results.has(index));
     let plans = groups

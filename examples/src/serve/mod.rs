@@ -97,7 +97,7 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         .open(&args.model, &held.device, &demand, &REMEDIES)?;
     let notes = [
         args.exposed(address),
-        recommended.note(dir, true),
+        recommended.note(dir, true, &[]),
         args.graphs
             .idle(args.model.device, Some(args.policy.replay)),
         renders

@@ -1,11 +1,11 @@
 //! The programs under a limit on their addresses (`ulimit -v`). The allocator would end them, with a number
 //! of bytes and no word about what took them.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
-use crate::process::{program, texts};
+use crate::process::{limited, texts};
 use crate::{change, copy_of_demo, root};
 
 /// One token of a short prompt.
@@ -13,12 +13,8 @@ const SHORT: [&str; 5] = ["--prompt", "a", "--max-new-tokens", "1", "--greedy"];
 
 /// A program with so many KiB of addresses.
 fn under(kib: u32, name: &str, args: &[&str]) -> Output {
-    let program = program(name);
-    Command::new("sh")
-        .args(["-c", &format!(r#"ulimit -v {kib}; exec "$0" "$@""#)])
-        .arg(program.get_program())
+    limited(&format!("-v {kib}"), name)
         .args(args)
-        .current_dir(program.get_current_dir().unwrap())
         .env("RAYON_NUM_THREADS", "2")
         .output()
         .unwrap()
@@ -238,5 +234,20 @@ fn a_batch_that_does_not_fit_the_memory_is_refused_by_its_flag() {
             err.starts_with(&format!("error: --batch {batch}")),
             "{mib} MiB: {err}"
         );
+    }
+}
+
+/// A file that never ends is a text that is too long, or one that memory does not hold; either way its flag
+/// and what is wrong are named.
+#[test]
+fn a_text_without_end_is_refused_in_words() {
+    for kib in [200_000, 300_000, 600_000, 1_000_000] {
+        for (name, flag) in [("generate", "--prompt-file"), ("perplexity", "--text")] {
+            let output = under(kib, name, &[flag, "/dev/zero"]);
+            let err = texts(&output).1;
+            let begins = format!("error: {flag} /dev/zero: expected a text ");
+            assert!(err.starts_with(&begins), "{kib} KiB: {err}");
+            assert_eq!(output.status.code(), Some(1));
+        }
     }
 }

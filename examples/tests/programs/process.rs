@@ -21,6 +21,17 @@ pub(crate) fn program(name: &str) -> Command {
     command
 }
 
+/// The same under a limit: what `ulimit` takes.
+pub(crate) fn limited(limit: &str, name: &str) -> Command {
+    let program = program(name);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &format!(r#"ulimit {limit}; exec "$0" "$@""#)])
+        .arg(program.get_program())
+        .current_dir(program.get_current_dir().unwrap());
+    command
+}
+
 pub(crate) fn texts(output: &Output) -> (&str, &str) {
     let text = |bytes| std::str::from_utf8(bytes).unwrap();
     (text(&output.stdout), text(&output.stderr))
@@ -82,12 +93,8 @@ fn a_file_beyond_its_limit_is_an_error_that_names_it() {
     let [requests, results] = ["in.jsonl", "out.jsonl"].map(|name| dir.path().join(name));
     let lines = "{\"prompt\": \"a\", \"max_new_tokens\": 8}\n".repeat(20);
     std::fs::write(&requests, lines).unwrap();
-    let program = program("generate");
     let run = |limit: &str| {
-        let output = Command::new("sh")
-            .args(["-c", &format!(r#"ulimit -f {limit}; exec "$0" "$@""#)])
-            .arg(program.get_program())
-            .current_dir(program.get_current_dir().unwrap())
+        let output = limited(&format!("-f {limit}"), "generate")
             .args(["--greedy", "--batch", requests.to_str().unwrap()])
             .args(["--output", results.to_str().unwrap()])
             .output();

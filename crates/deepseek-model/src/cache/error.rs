@@ -1,7 +1,7 @@
 //! Why a cache refuses.
 
 use super::SequenceId;
-use crate::memory::{Bytes, Shortage, fits::tokens_would_fit};
+use crate::memory::{Bytes, Shortage, fits};
 
 /// Why the cache cannot take a sequence or a step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,9 +28,9 @@ pub enum CacheError {
         "cache: max_sequences {max_sequences} and max_tokens {max_tokens} need {}",
         match bytes {
             Some(bytes) => {
-                format!("{} of memory, {shortage}; {}", Bytes(*bytes), tokens_would_fit(*fits))
+                format!("{} of memory, {shortage}; {} would fit", Bytes(*bytes), fits::tokens(*fits))
             }
-            None => format!("more rows or bytes than can be addressed; {fits} tokens could be"),
+            None => format!("more rows or bytes than can be addressed; {} could be", fits::tokens(*fits)),
         }
     )]
     TooLarge {
@@ -47,11 +47,13 @@ pub enum CacheError {
     },
     /// The storage does not fit the memory that there is for it.
     #[error(
-        "cache: {max_tokens} tokens in {max_sequences} sequence{} take {}, expected at most {}, which \
-         hold {fits} tokens (CacheOptions::max_tokens)",
+        "cache: {} in {max_sequences} sequence{} take {}, expected at most {}, which hold {} \
+         (CacheOptions::max_tokens)",
+        fits::tokens(*max_tokens),
         if *max_sequences == 1 { "" } else { "s" },
         Bytes(*needed),
-        Bytes(*available)
+        Bytes(*available),
+        fits::tokens(*fits)
     )]
     NoMemory {
         /// Bytes of all storage on the device.

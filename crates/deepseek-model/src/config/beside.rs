@@ -5,15 +5,16 @@ use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::{Violation, error::quoted, json};
-
-/// Keys that are read where they stand if the decoder's part has none.
-const READ_BESIDE: [&str; 2] = ["bos_token_id", "eos_token_id"];
+use super::{
+    Violation,
+    error::quoted,
+    json,
+    parts::{Parts, READ_BESIDE},
+};
 
 /// Notes what is said beside the decoder's part, by one of the keys `read` in it, and not in it.
 pub(super) fn contradictions(
-    top: &Map<String, Value>,
-    text: &Map<String, Value>,
+    Parts { top, text }: Parts<'_>,
     read: &BTreeSet<String>,
     violations: &mut Vec<Violation>,
 ) {

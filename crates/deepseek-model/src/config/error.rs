@@ -4,7 +4,10 @@ use std::{fmt, io, path::PathBuf};
 
 use serde_json::Value;
 
-use crate::plain::{Plain, Shown};
+use crate::{
+    memory::MemoryError,
+    plain::{Plain, Shown},
+};
 
 /// Longest JSON text quoted in a [`Violation`], in characters.
 pub(super) const MAX_QUOTED: usize = 60;
@@ -23,6 +26,9 @@ pub enum ConfigError {
         /// What the system said.
         source: io::Error,
     },
+    /// The host has no memory for what is made of the file.
+    #[error(transparent)]
+    Reading(#[from] MemoryError),
     /// The file is no JSON object, or holds a number that no computer has.
     #[error("{} {}", Shown(path), unreadable("a JSON object", key))]
     Json {

@@ -7,13 +7,25 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 
 use super::error::{MAX_QUOTED, Violation};
+use crate::plain::InQuotes;
 
 /// A JSON text that was read to its end.
 #[derive(Debug)]
 pub(crate) struct Json {
     pub(crate) value: Value,
     /// Keys that an object holds more than once; `value` has the last.
-    pub(crate) repeated: Vec<Violation>,
+    pub(crate) repeated: Vec<Repeated>,
+}
+
+/// A key that an object holds more than once.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Repeated {
+    /// The key of the whole text's object that it is or stands under, as the text has it.
+    pub(crate) outer: String,
+    /// The same key below that one, dotted; empty if it is that one.
+    pub(crate) inner: String,
+    /// The key and both of its values.
+    pub(crate) violation: Violation,
 }
 
 /// Why and where a text could not be read to its end.
@@ -74,14 +86,16 @@ fn push(key: &mut String, name: &str) {
     }
     let cut: String = name.chars().take(MAX_QUOTED).collect();
     let more = if cut.len() < name.len() { ".." } else { "" };
-    write!(key, "{cut:?}{more}").expect("a string takes all that is written");
+    write!(key, "{}{more}", InQuotes(&cut)).expect("a string takes all that is written");
 }
 
 /// Builds a value. Where a value cannot be read, its key stays in `key`.
 #[derive(Default)]
 struct Reader {
     key: String,
-    repeated: Vec<Violation>,
+    /// The first part of `key` as the text has it, and how long that part is in `key`.
+    outer: (String, usize),
+    repeated: Vec<Repeated>,
 }
 
 impl<'de> DeserializeSeed<'de> for &mut Reader {
@@ -150,13 +164,21 @@ impl<'de> Visitor<'de> for &mut Reader {
             // Not before: what comes after a value may be what makes it unreadable, as in `1_000`.
             self.key.truncate(outer);
             push(&mut self.key, &name);
+            if outer == 0 {
+                self.outer = (name.clone(), self.key.len());
+            }
             let value = object.next_value_seed(&mut *self)?;
             if let Some(first) = values.get(&name) {
                 let both = Value::from(vec![first.clone(), value.clone()]);
-                let repeated = Violation::value(&shortened(&self.key), "one value", &both);
-                self.repeated.push(Violation {
-                    found: format!("the key again, with {}", repeated.found),
-                    ..repeated
+                let violation = Violation::value(&shortened(&self.key), "one value", &both);
+                let (outer, len) = &self.outer;
+                self.repeated.push(Repeated {
+                    outer: outer.clone(),
+                    inner: shortened(self.key[*len..].trim_start_matches('.')),
+                    violation: Violation {
+                        found: format!("the key again, with {}", violation.found),
+                        ..violation
+                    },
                 });
             }
             values.insert(name, value);
@@ -196,6 +218,19 @@ mod tests {
         stops(&format!("{{\"a\": {}", "[".repeat(1000)), &deep());
     }
 
+    /// Whoever lists what a text has by name must not find the name in quotes.
+    #[test]
+    fn a_repeated_key_says_what_it_stands_under() {
+        let text = r#"{"a.b": {"c": [{"d": 1, "d": 2}]}, "e f": 1, "e f": 2}"#;
+        let repeated = parse(text.as_bytes()).unwrap().repeated;
+        let named: Vec<[&str; 3]> = repeated
+            .iter()
+            .map(|r| [&r.outer[..], &r.inner, &r.violation.field])
+            .collect();
+        assert_eq!(named[0], ["a.b", "c[0].d", r#""a.b".c[0].d"#]);
+        assert_eq!(named[1], ["e f", "", r#""e f""#]);
+    }
+
     /// 127 levels are read, so that nesting cannot exhaust the stack. Of a key that long the ends are
     /// told.
     fn deep() -> String {
@@ -208,7 +243,7 @@ mod tests {
         let key = parse(format!("{nested}-").as_bytes()).unwrap_err().key;
         assert_eq!(key.chars().count(), 2 * MAX_QUOTED + 2);
         let text = format!("{nested}{{\"a\": 1, \"a\": 2}}{}", "}".repeat(100));
-        let field = &parse(text.as_bytes()).unwrap().repeated[0].field;
+        let field = &parse(text.as_bytes()).unwrap().repeated[0].violation.field;
         assert_eq!(field.chars().count(), 2 * MAX_QUOTED + 2);
     }
 }

@@ -8,10 +8,13 @@ use super::{
     Config, ConfigError, LayerSchedule, Violation, check,
     fields::Fields,
     file::{self, MAX_JSON},
-    json, raw,
+    json,
+    parts::Parts,
+    raw,
     raw::Raw,
     schedule,
 };
+use crate::memory::check_json;
 
 impl Config {
     /// Reads `config.json` of a checkpoint directory, and the stop tokens of `generation_config.json`
@@ -19,8 +22,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// A file cannot be read, is no regular file or longer than 64 MiB ([`FileError`]), is no JSON
-    /// object, or breaks rules, which are then all listed.
+    /// A file cannot be read, is no regular file or longer than 64 MiB ([`FileError`]), takes more memory than
+    /// there is, is no JSON object, or breaks rules, which are then all listed.
     ///
     /// [`FileError`]: super::FileError
     pub fn load(dir: &Path) -> Result<Self, ConfigError> {
@@ -50,20 +53,21 @@ impl Config {
     /// The text is no JSON object, or breaks rules, which are then all listed.
     pub fn from_json(json: &str, origin: &Path) -> Result<Self, ConfigError> {
         let (top, mut violations) = object(json, origin)?;
-        let text = match top.get("text_config") {
-            None | Some(Value::Null) => &top,
-            Some(Value::Object(text)) => text,
-            Some(other) => {
-                violations.push(Violation::value("text_config", "an object", other));
+        let parts = match Parts::of(&top) {
+            Ok(parts) => parts,
+            Err(violation) => {
+                violations.push(violation);
                 return Err(ConfigError::Invalid {
                     path: origin.into(),
                     violations,
                 });
             }
         };
-        let raw = Raw::read(&top, text, &mut violations);
-        check::check(&raw, &mut violations);
-        let schedule = schedule::resolve(&raw, &mut violations);
+        let raw = Raw::read(parts, &mut violations);
+        let mut noted = Vec::new();
+        check::check(&raw, &mut noted);
+        let schedule = schedule::resolve(&raw, &mut noted);
+        violations.extend(parts.named(noted));
         let config = schedule.and_then(|layers| assemble(raw, layers));
         match config {
             Some(config) if violations.is_empty() => Ok(config),
@@ -99,6 +103,7 @@ impl Config {
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
+    check_json(path)?;
     file::read_text(path, MAX_JSON).map_err(|source| ConfigError::Read {
         path: path.into(),
         source,
@@ -114,7 +119,8 @@ fn object(json: &str, origin: &Path) -> Result<(Map<String, Value>, Vec<Violatio
     };
     let json = json::parse(json.as_bytes()).map_err(|s| stopped(s.key, s.source))?;
     let object = serde_json::from_value(json.value).map_err(|e| stopped(String::new(), e))?;
-    Ok((object, json.repeated))
+    let repeated = json.repeated.into_iter().map(|key| key.violation);
+    Ok((object, repeated.collect()))
 }
 
 /// `None` if a key is unread.
@@ -151,6 +157,7 @@ fn assemble(raw: Raw, layers: Vec<LayerSchedule>) -> Option<Config> {
         bos_token_id: raw.bos_token_id,
         eos_token_ids: raw.eos_token_ids,
         engram: raw.engram,
+        expert_dtype: raw.expert_dtype,
         layers,
     })
 }

@@ -11,6 +11,7 @@ pub(crate) mod json;
 mod load;
 mod neutral;
 mod other_names;
+mod parts;
 mod per_layer;
 mod quantisation;
 mod raw;
@@ -32,6 +33,30 @@ pub enum Scoring {
     Sigmoid,
     /// Softmax over all experts.
     Softmax,
+}
+
+/// How the matrices of routed experts are stored (`quantization_config.expert_dtype`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertDtype {
+    /// Packed E2M1 with scales, as released.
+    Fp4,
+    /// E4M3 with scales.
+    Fp8,
+    /// Plain values.
+    Bf16,
+}
+
+impl ExpertDtype {
+    const ALL: [Self; 3] = [Self::Fp4, Self::Fp8, Self::Bf16];
+
+    /// Its name in a file.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Fp4 => "fp4",
+            Self::Fp8 => "fp8",
+            Self::Bf16 => "bf16",
+        }
+    }
 }
 
 /// `YaRN` parameters (`rope_scaling`), used by layers with compressed KV only.
@@ -165,6 +190,9 @@ pub struct Config {
     pub eos_token_ids: Vec<u32>,
     /// Hashed n-gram lookup, if any layer has it.
     pub engram: Option<EngramConfig>,
+    /// How the file says that routed experts are stored; `None` if it does not. Tensors are read as they are
+    /// stored, so that this only tells weights from those of another file.
+    pub expert_dtype: Option<ExpertDtype>,
     /// One entry per layer.
     pub layers: Vec<LayerSchedule>,
 }

@@ -3,13 +3,16 @@
 
 use serde_json::{Map, Value};
 
-use super::{error::quoted, fields::Fields, other_names::same};
+use super::{ExpertDtype, error::quoted, fields::Fields, other_names::same, parts::Parts};
 
 /// The object's own key.
 pub(super) const OBJECT: &str = "quantization_config";
 
 /// Names that other tools have for the object. It is not read there, so that it must say nothing else.
 const OTHER_OBJECTS: [&str; 3] = ["quantization", "compression_config", "quant_config"];
+
+/// The key that says how routed experts are stored.
+pub(super) const EXPERT_DTYPE: &str = "expert_dtype";
 
 /// What a key may hold. It may also be absent or `null`.
 enum Format {
@@ -29,7 +32,7 @@ const KEYS: [(&str, Format); 11] = [
     ("quant_method", Format::Name(&["fp8"])),
     ("fmt", Format::Name(&["e4m3"])),
     ("scale_fmt", Format::Name(&["ue8m0"])),
-    ("expert_dtype", Format::Name(&["fp4", "fp8", "bf16"])),
+    (EXPERT_DTYPE, Format::Name(&["fp4", "fp8", "bf16"])),
     ("bits", Format::Null),
     ("group_size", Format::Null),
     ("quant_algo", Format::Null),
@@ -78,10 +81,23 @@ impl Format {
 }
 
 /// Notes every key of the object that asks for a format that is not read.
-pub(super) fn check(f: &mut Fields<'_>) {
-    compare(f, &KEYS, None);
-    compare(f, &KEYS_OF_OBJECTS, None);
-    of_layers(f);
+///
+/// `other` is such an object that is read in its place, if there is one.
+pub(super) fn check(f: &mut Fields<'_>, other: Option<&Map<String, Value>>) {
+    keys_of_object(f, other);
+    // Some tools have an object for each layer in it, which may ask for a format where the whole does not.
+    for name in f.names() {
+        if f.holds_object(name)
+            && let Some(mut f) = f.object(name)
+        {
+            keys_of_object(&mut f, None);
+        }
+    }
+}
+
+fn keys_of_object(f: &mut Fields<'_>, other: Option<&Map<String, Value>>) {
+    compare(f, &KEYS, other);
+    compare(f, &KEYS_OF_OBJECTS, other);
 }
 
 /// Notes every key outside of the object that asks for a format that is not read, or for another than the
@@ -90,30 +106,29 @@ pub(super) fn check_outside(f: &mut Fields<'_>, inside: Option<&Map<String, Valu
     compare(f, &KEYS, inside);
     for key in OTHER_OBJECTS {
         if let Some(mut f) = f.object(key) {
-            compare(&mut f, &KEYS, inside);
-            compare(&mut f, &KEYS_OF_OBJECTS, inside);
-            of_layers(&mut f);
+            check(&mut f, inside);
         }
     }
 }
 
-/// Some tools have an object for each layer in it, which may ask for a format where the whole does not.
-fn of_layers(f: &mut Fields<'_>) {
-    for name in f.names() {
-        if !f.holds_object(name) {
-            continue;
-        }
-        if let Some(mut f) = f.object(name) {
-            compare(&mut f, &KEYS, None);
-            compare(&mut f, &KEYS_OF_OBJECTS, None);
-        }
-    }
+/// How a file says that routed experts are stored, in any of its places: they must not contradict each other.
+/// `None` also for what is no format, which is [noted](check).
+pub(super) fn expert_dtype(parts: Parts<'_>) -> Option<ExpertDtype> {
+    let maps = [parts.text, parts.top];
+    let objects = [OBJECT].into_iter().chain(OTHER_OBJECTS);
+    let inside = objects.flat_map(|object| maps.map(|map| map.get(object)?.get(EXPERT_DTYPE)));
+    let outside = maps.map(|map| map.get(EXPERT_DTYPE));
+    let name = inside.chain(outside).flatten().find_map(Value::as_str)?;
+    ExpertDtype::ALL
+        .into_iter()
+        .find(|dtype| dtype.name() == name)
 }
 
 fn compare(f: &mut Fields<'_>, keys: &[(&str, Format)], inside: Option<&Map<String, Value>>) {
     for (key, format) in keys {
         let inside = inside.and_then(|inside| inside.get(*key));
-        let inside = inside.filter(|value| !value.is_null());
+        // One that is none itself is noted there.
+        let inside = inside.filter(|value| format.is(value));
         let expected = match inside {
             Some(value) => format!("{}, as {OBJECT} has it", quoted(value)),
             None => format!("{} (nothing else is supported)", format.shown()),

@@ -6,11 +6,13 @@
 //! Keys that name a variant of the model (`variant.rs`, `neutral.rs`) may be absent, too, and ask for
 //! nothing else than what is computed. Other keys are not looked at.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
-    CandidateConfig, EngramConfig, Scoring, Violation, Yarn,
+    CandidateConfig, EngramConfig, ExpertDtype, Scoring, Violation, Yarn,
     fields::{Fields, token_id},
+    parts::Parts,
+    quantisation,
     rope::Rope,
     variant,
 };
@@ -63,23 +65,17 @@ pub(super) struct Raw {
     pub(super) bos_token_id: Option<u32>,
     /// Empty if absent.
     pub(super) eos_token_ids: Vec<u32>,
+    /// `None` also if absent.
+    pub(super) expert_dtype: Option<ExpertDtype>,
 }
 
 impl Raw {
-    /// Reads the decoder's keys from `text`, and the few that may stand beside it from `top`.
-    ///
-    /// In a flat file the two are the same object.
-    pub(super) fn read(
-        top: &Map<String, Value>,
-        text: &Map<String, Value>,
-        violations: &mut Vec<Violation>,
-    ) -> Self {
+    /// Reads the decoder's keys, and the few that may stand around its part from there.
+    pub(super) fn read(parts: Parts<'_>, violations: &mut Vec<Violation>) -> Self {
         let mut noted = Vec::new();
-        let eos = stop_tokens(&mut Fields::new(
-            holder("eos_token_id", top, text),
-            &mut noted,
-        ));
-        let bos = Fields::new(holder("bos_token_id", top, text), &mut noted).optional(
+        let text = parts.text;
+        let eos = stop_tokens(&mut Fields::new(parts.holder("eos_token_id"), &mut noted));
+        let bos = Fields::new(parts.holder("bos_token_id"), &mut noted).optional(
             "bos_token_id",
             "a token id",
             None,
@@ -126,24 +122,12 @@ impl Raw {
             engram: engram(f),
             bos_token_id: bos.flatten(),
             eos_token_ids: eos,
+            expert_dtype: quantisation::expert_dtype(parts),
         };
         let read = fields.into_read();
-        variant::check(top, text, &read, violations);
-        violations.append(&mut noted);
+        variant::check(parts, &read, violations);
+        violations.extend(parts.named(noted));
         raw
-    }
-}
-
-/// The object that `key` is read from: the decoder's, or the one around it.
-pub(super) fn holder<'a>(
-    key: &str,
-    top: &'a Map<String, Value>,
-    text: &'a Map<String, Value>,
-) -> &'a Map<String, Value> {
-    if text.get(key).is_some_and(|value| !value.is_null()) {
-        text
-    } else {
-        top
     }
 }
 

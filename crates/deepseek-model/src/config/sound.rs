@@ -3,7 +3,10 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::{Config, ConfigError, EngramConfig, Scoring, Violation, check, raw::Raw, schedule};
+use super::{
+    Config, ConfigError, EngramConfig, Scoring, Violation, check, parts::Parts, quantisation,
+    raw::Raw, schedule,
+};
 
 impl Config {
     /// Whether a file could say what this configuration says. It is written as one and judged by the
@@ -14,7 +17,7 @@ impl Config {
     /// The first broken rule, by the key of the file, or the first layer that does something else.
     pub(crate) fn check_bounds(&self) -> Result<(), ConfigError> {
         let (file, mut violations) = (self.as_file(), Vec::new());
-        let raw = Raw::read(&file, &file, &mut violations);
+        let raw = Raw::read(Parts::flat(&file), &mut violations);
         check::check(&raw, &mut violations);
         let implied = schedule::resolve(&raw, &mut violations);
         let empty = self.engram.as_ref().filter(|e| e.layers.is_empty());
@@ -87,6 +90,7 @@ impl Config {
             bos_token_id,
             eos_token_ids,
             engram,
+            expert_dtype,
             layers,
         } = self;
         let sources = |of: fn(&super::LayerSchedule) -> Option<usize>| -> Value {
@@ -161,6 +165,7 @@ impl Config {
         if let Some(engram) = engram {
             keys.extend(engram_keys(engram));
         }
+        keys.extend(expert_dtype.map(|dtype| (quantisation::EXPERT_DTYPE, dtype.name().into())));
         object(keys)
     }
 }

@@ -5,29 +5,26 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::{Violation, beside, fields::Fields, neutral, quantisation, raw::holder};
+use super::{Violation, beside, fields::Fields, neutral, parts::Parts, quantisation};
 
 /// Notes every key that asks for something else. Beside the decoder's part it may be meant for it, too.
 /// `read` are the keys that are read in that part.
-pub(super) fn check(
-    top: &Map<String, Value>,
-    text: &Map<String, Value>,
-    read: &BTreeSet<String>,
-    violations: &mut Vec<Violation>,
-) {
-    let formats = holder(quantisation::OBJECT, top, text).get(quantisation::OBJECT);
+pub(super) fn check(parts: Parts<'_>, read: &BTreeSet<String>, violations: &mut Vec<Violation>) {
+    let Parts { top, text } = parts;
+    let formats = parts.holder(quantisation::OBJECT).get(quantisation::OBJECT);
     let formats = formats.and_then(Value::as_object);
-    // In a flat file the two are the same object.
-    if !std::ptr::eq(top, text) {
+    if parts.are_two() {
         let mut noted = Vec::new();
         object(top, text, formats, &mut noted);
-        beside::contradictions(top, text, read, &mut noted);
+        beside::contradictions(parts, read, &mut noted);
         violations.extend(noted.into_iter().map(|violation| Violation {
             found: format!("{}, beside text_config", violation.found),
             ..violation
         }));
     }
-    object(text, text, formats, violations);
+    let mut noted = Vec::new();
+    object(text, text, formats, &mut noted);
+    violations.extend(parts.named(noted));
 }
 
 /// `formats` is what the file says of them in an object for them.
@@ -41,8 +38,13 @@ fn object(
     family(f);
     neutral::check(f, text);
     quantisation::check_outside(f, formats);
+    // Of two such objects the decoder's own is read.
+    let other = formats.filter(|formats| {
+        let own = map.get(quantisation::OBJECT).and_then(Value::as_object);
+        own.is_none_or(|own| !std::ptr::eq(own, *formats))
+    });
     if let Some(mut f) = f.object(quantisation::OBJECT) {
-        quantisation::check(&mut f);
+        quantisation::check(&mut f, other);
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::{
     Bytes, MemoryUse, Shortage,
-    fits::{rows_would_fit, tokens_would_fit},
+    fits::{self, rows_would_fit},
 };
 use crate::plain::Shown;
 
@@ -59,14 +59,15 @@ pub enum MemoryError {
     },
     /// The cache is too large beside weights and workspace, also without graphs.
     #[error(
-        "a KV cache of {tokens} tokens in {sequences} sequence{} takes {}; {}{}",
+        "a KV cache of {} in {sequences} sequence{} takes {}; {} would fit{}",
+        fits::tokens(*tokens),
         if *sequences == 1 { "" } else { "s" },
         beside(
             need.kv,
             *limit,
             &[("weights", need.weights), ("workspace", need.workspace)]
         ),
-        tokens_would_fit(*fits),
+        fits::tokens(*fits),
         if need.graphs > 0 { ", without graphs" } else { "" }
     )]
     Cache {

@@ -24,12 +24,12 @@ pub(crate) fn rows_would_fit(rows: usize) -> String {
     }
 }
 
-/// The same of tokens of a cache.
-pub(crate) fn tokens_would_fit(tokens: usize) -> String {
+/// A number of tokens of a cache, as a refusal says it.
+pub(crate) fn tokens(tokens: usize) -> String {
     match tokens {
-        0 => "none would fit".to_owned(),
-        1 => "1 token would fit".to_owned(),
-        tokens => format!("{tokens} tokens would fit"),
+        0 => "none".to_owned(),
+        1 => "1 token".to_owned(),
+        tokens => format!("{tokens} tokens"),
     }
 }
 

@@ -19,6 +19,6 @@ pub use bytes::Bytes;
 pub use demand::{Demand, MemoryUse, Place};
 pub use error::MemoryError;
 pub use host::Shortage;
-pub(crate) use reading::check_json_text;
-pub use reading::{check_json, check_text};
+pub use reading::check_text;
+pub(crate) use reading::{check_json, check_json_text};
 pub use workspace::StepSize;

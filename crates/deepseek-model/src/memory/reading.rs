@@ -30,15 +30,13 @@ const PER_OBJECT: u64 = 700;
 /// a usual length take a third.
 const PER_BYTE_OF_TEXT: u64 = 384;
 
-/// Refuses a file of JSON, of which memory does not hold what is made of it when it is read. Who reads a
-/// [`Config`](crate::Config) or a [`Tokenizer`](crate::tokenizer::Tokenizer) asks this first;
-/// [`Model::load`](crate::Model::load) asks by itself.
+/// Refuses a file of JSON, of which memory does not hold what is made of it when it is read.
 ///
 /// Nothing is said of what cannot be read, is no regular file or has more than 512 MiB.
 ///
 /// # Errors
 /// [`MemoryError::File`].
-pub fn check_json(path: &Path) -> Result<(), MemoryError> {
+pub(crate) fn check_json(path: &Path) -> Result<(), MemoryError> {
     let Ok(bytes) = needed(path) else {
         return Ok(());
     };

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use super::steps::Failing;
 use crate::{
     config::{Violation, Violations, unreadable},
-    plain::{Plain, Shown},
+    memory::MemoryError,
+    plain::{InQuotes, Plain, Shown},
 };
 
 /// The release of the `tokenizers` crate this one is built with, for error messages: a file that
@@ -24,6 +25,9 @@ pub enum TokenizerError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The host has no memory for what is made of the file.
+    #[error(transparent)]
+    Reading(#[from] MemoryError),
     /// The file is not whole JSON: most often a download that broke off.
     #[error("{} {}", Shown(path), unreadable("valid JSON (truncated?)", key))]
     Json {
@@ -106,10 +110,10 @@ pub enum TokenizerError {
     },
     /// An added token that would get another id than the file says.
     #[error(
-        "{} gives the added token {token:?} the id {id}, which the tokenizers crate \
-         {LIBRARY_VERSION} makes {renumbered}: expected ids that follow those of the vocabulary \
-         without a gap",
-        Shown(path)
+        "{} gives the added token {} the id {id}, which the tokenizers crate {LIBRARY_VERSION} makes \
+         {renumbered}: expected ids that follow those of the vocabulary without a gap",
+        Shown(path),
+        InQuotes(token)
     )]
     Renumbered {
         /// The file.
@@ -123,10 +127,10 @@ pub enum TokenizerError {
     },
     /// Two tokens of one id: it would be read as either.
     #[error(
-        "{} gives the tokens {:?} and {:?} the id {id}, expected an id for each",
+        "{} gives the tokens {} and {} the id {id}, expected an id for each",
         Shown(path),
-        tokens[0],
-        tokens[1]
+        InQuotes(&tokens[0]),
+        InQuotes(&tokens[1])
     )]
     SharedId {
         /// The file.
@@ -139,8 +143,9 @@ pub enum TokenizerError {
     /// The vocabulary has no token for a part of a text, and the file names no token for what is
     /// unknown: the library would leave it out and say nothing.
     #[error(
-        "{} has no token for {text:?} at byte {at} of the text, nor one for what is unknown",
-        Shown(path)
+        "{} has no token for {} at byte {at} of the text, nor one for what is unknown",
+        Shown(path),
+        InQuotes(text)
     )]
     NoToken {
         /// The file.
@@ -161,9 +166,10 @@ pub enum TokenizerError {
     },
     /// A token that has no row in the model's embedding.
     #[error(
-        "{} gives the token {token:?} the id {id}, expected less than the model's vocab_size \
-         ({vocab_size}): tokenizer.json and config.json do not belong together",
-        Shown(path)
+        "{} gives the token {} the id {id}, expected less than the model's vocab_size ({vocab_size}): \
+         tokenizer.json and config.json do not belong together",
+        Shown(path),
+        InQuotes(token)
     )]
     Vocabulary {
         /// The file.

@@ -9,6 +9,7 @@ mod bytes;
 mod charsmap;
 mod error;
 mod growth;
+mod keys;
 mod panics;
 mod probes;
 mod refusal;
@@ -28,6 +29,7 @@ use crate::config::{
     file::{self, MAX_TOKENIZER},
     json,
 };
+use crate::memory::check_json;
 use error::cut;
 pub use error::{LIBRARY_VERSION, TokenizerError};
 use growth::Bounded;
@@ -56,7 +58,8 @@ impl Tokenizer {
     /// shortened behind the caller's back, and a text has the same ids every time.
     ///
     /// # Errors
-    /// Each failure names the file: it cannot be read, is no regular file or longer than 512 MiB, is
+    /// Each failure names the file: it cannot be read, is no regular file or longer than 512 MiB, takes more
+    /// memory than there is, is
     /// not whole JSON, holds a part that the `tokenizers` crate does not know, that it fails at or
     /// that can make a text too long, gives two tokens one id, or an added token an id that it would not keep.
     ///
@@ -64,6 +67,7 @@ impl Tokenizer {
     /// but the panic hook sees it first: see [`catches_panics`].
     pub fn load(dir: impl AsRef<Path>) -> Result<Self> {
         let path = dir.as_ref().join("tokenizer.json");
+        check_json(&path)?;
         let bytes = file::read(&path, MAX_TOKENIZER).map_err(|source| TokenizerError::Read {
             path: path.clone(),
             source,
@@ -79,8 +83,10 @@ impl Tokenizer {
             TokenizerError::Json { path, key, source }
         })?;
         if !repeated.is_empty() {
-            let (path, violations) = (path.to_owned(), repeated);
-            return Err(TokenizerError::Repeated { path, violations });
+            return Err(TokenizerError::Repeated {
+                path: path.to_owned(),
+                violations: repeated.into_iter().map(|key| key.violation).collect(),
+            });
         }
         let normalizer = &value["normalizer"];
         charsmap::check_charsmaps(normalizer).map_err(|reason| TokenizerError::Unsupported {
@@ -104,11 +110,27 @@ impl Tokenizer {
                 });
             }
         }
+        let unknown = |(part, reason)| TokenizerError::Unsupported {
+            path: path.to_owned(),
+            part,
+            reason,
+        };
+        if let Some(found) = keys::of_lists(&value) {
+            return Err(unknown(found));
+        }
         if let Some(failing) = steps::by_its_keys(&value) {
             return Err(TokenizerError::failing(&failing, path));
         }
         let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(bytes))
             .map_err(|reason| refusal(&value, path, reason))?;
+        let part = |name: &'static str| (name, &value[name]);
+        let found = keys::of_part(part("normalizer"), inner.get_normalizer())
+            .or_else(|| keys::of_part(part("pre_tokenizer"), inner.get_pre_tokenizer()))
+            .or_else(|| keys::of_part(part("post_processor"), inner.get_post_processor()))
+            .or_else(|| keys::of_part(part("decoder"), inner.get_decoder()));
+        if let Some(found) = found {
+            return Err(unknown(found));
+        }
         if let Some(normalizer) = inner.get_normalizer() {
             let added = inner.get_added_tokens_decoder();
             let failing = steps::by_trying(normalizer, &added.values().collect::<Vec<_>>());

@@ -7,8 +7,8 @@ use tokenizers::{
     DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
 };
 
-use super::{TokenizerError, panics::caught};
-use crate::{config::json, plain::Plain};
+use super::{TokenizerError, keys, panics::caught};
+use crate::plain::Plain;
 
 /// Says which part of a syntactically sound file the library refuses: its own message does not.
 pub(super) fn refusal(file: &Value, path: &Path, reason: String) -> TokenizerError {
@@ -29,36 +29,13 @@ pub(super) fn refusal(file: &Value, path: &Path, reason: String) -> TokenizerErr
         Some((describe(name, part), reason))
     });
     let (part, reason) = refused
-        .or_else(|| unknown(file))
+        .or_else(|| keys::of_file(file))
         .unwrap_or_else(|| ("tokenizer".to_owned(), reason));
     TokenizerError::Unsupported {
         path: path.to_owned(),
         part,
         reason,
     }
-}
-
-/// Keys of a file that the library reads. At any other it stops as if the JSON were broken there.
-const KEYS: [&str; 9] = [
-    "version",
-    "truncation",
-    "padding",
-    "added_tokens",
-    "normalizer",
-    "pre_tokenizer",
-    "post_processor",
-    "decoder",
-    "model",
-];
-
-/// The first key that the library does not know, as a part, and what it reads.
-fn unknown(file: &Value) -> Option<(String, String)> {
-    let key = file
-        .as_object()?
-        .keys()
-        .find(|key| !KEYS.contains(&key.as_str()))?;
-    let part = format!("key {}", json::dotted("", key));
-    Some((part, format!("expected no key but {}", KEYS.join(", "))))
 }
 
 /// The part's name with its type: `normalizer "NFC"`. Of a sequence, the types of its members

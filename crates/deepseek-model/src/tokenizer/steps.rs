@@ -7,7 +7,7 @@ use tokenizers::{
 };
 
 use super::{error::cut, panics::caught, probes::probes, refusal::describe};
-use crate::plain::Plain;
+use crate::plain::{InQuotes, Plain};
 
 /// A step that is refused.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(super) fn by_trying(normalizer: &NormalizerWrapper, added: &[&AddedToken]) -
         token.normalized && normalizer.normalize(&mut text).is_ok() && text.is_empty()
     };
     added.iter().find(vanishes).map(|token| Failing {
-        part: format!("added token {:?}", cut(&token.content)),
+        part: format!("added token {}", InQuotes(&cut(&token.content))),
         step: "nothing left by the normalizer".to_owned(),
         expected: "a character or more",
     })

@@ -18,6 +18,7 @@ use crate::config::{
     json::{self, Json},
 };
 use crate::memory::check_json;
+use crate::plain::InQuotes;
 
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
@@ -70,7 +71,7 @@ fn read_index(path: &Path) -> Result<Index, WeightsError> {
         key: stopped.key,
         source: stopped.source,
     })?;
-    let mut violations = repeated;
+    let mut violations = repeated.into_iter().map(|key| key.violation).collect();
     let index = weight_map(&value, &mut violations);
     if violations.is_empty() {
         return Ok(index);
@@ -155,7 +156,7 @@ fn open_inside(dir: &Path, file: &str) -> Result<Tensors, Vec<Problem>> {
     }
     // Quoted, since it may be empty.
     let (file, reason) = (
-        format!("{file:?}"),
+        InQuotes(file).to_string(),
         format!("not a file of the checkpoint directory, but {INDEX} lists it"),
     );
     Err(vec![Problem::File { file, reason }])

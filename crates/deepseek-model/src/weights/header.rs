@@ -46,12 +46,19 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(Metadata, usize), Vec<Pr
     })?;
     if !repeated.is_empty() {
         // Of two entries the crate would take either.
-        let problem = |v: crate::config::Violation| {
-            entry_problem(
-                &v.field,
-                file,
-                format!("expected {}, found {}", v.expected, v.found),
-            )
+        let problem = |json::Repeated {
+                           outer,
+                           inner,
+                           violation,
+                       }: json::Repeated| {
+            let key = if inner.is_empty() {
+                inner
+            } else {
+                inner + ": "
+            };
+            let (expected, found) = (violation.expected, violation.found);
+            let reason = format!("{key}expected {expected}, found {found}");
+            entry_problem(&outer, file, reason)
         };
         return Err(repeated.into_iter().map(problem).collect());
     }

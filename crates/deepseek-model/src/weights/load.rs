@@ -78,7 +78,8 @@ impl Weights {
     /// # Errors
     ///
     /// The checkpoint cannot be read, or does not fit `config`: then all differences are listed, with
-    /// all scales that are not finite. If there are no differences, all tensors with scales or values
+    /// all scales that are not finite. One of them is that no routed expert is stored as
+    /// [`Config::expert_dtype`](crate::Config::expert_dtype) has it. If there are no differences, all tensors with scales or values
     /// that are not finite. Or a field of `config` was set to what no file may hold, the tensors do
     /// not fit the memory, or the device does not take one.
     pub fn load(
@@ -98,7 +99,7 @@ impl Weights {
             sources,
             tables,
             bad_scales,
-        } = resolve(&manifest, &checkpoint)?;
+        } = resolve(&manifest, &checkpoint, config.expert_dtype)?;
         size::check(&manifest, options, dir)?;
 
         let all = || sources.iter().flatten();

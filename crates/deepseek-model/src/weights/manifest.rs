@@ -14,6 +14,13 @@ pub(super) struct Target {
     pub(super) parts: Vec<Part>,
 }
 
+impl Target {
+    /// Whether it is made of matrices of routed experts.
+    pub(super) fn is_of_experts(&self) -> bool {
+        self.name.contains(".ffn.experts.")
+    }
+}
+
 /// A tensor of the checkpoint.
 #[derive(Debug)]
 pub(super) struct Part {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, path::Path};
 use safetensors::Dtype;
 
 use super::{checkpoint::INDEX, error::WeightsError};
+use crate::config::ExpertDtype;
 use crate::plain::Plain;
 
 /// Problems that [`Problems`] prints; a wrong configuration can make thousands.
@@ -142,6 +143,19 @@ pub enum Problem {
         /// Its dtype.
         found: Dtype,
     },
+    /// Routed experts of which none is stored as the configuration says.
+    ExpertDtype {
+        /// The first matrix of one.
+        tensor: String,
+        /// The shard.
+        file: String,
+        /// What `expert_dtype` of `config.json` says.
+        expected: ExpertDtype,
+        /// What it would have to say.
+        found: ExpertDtype,
+        /// The dtype of the tensor.
+        dtype: Dtype,
+    },
     /// A quantised matrix without its scales, or a plain one with scales.
     Scale {
         /// The matrix.
@@ -195,6 +209,7 @@ impl Problem {
             | Self::Unexpected { tensor, .. }
             | Self::Shape { tensor, .. }
             | Self::Dtype { tensor, .. }
+            | Self::ExpertDtype { tensor, .. }
             | Self::Scale { tensor, .. }
             | Self::OddColumns { tensor, .. }
             | Self::BadScale { tensor, .. }
@@ -210,7 +225,7 @@ impl Problem {
             Self::NotInShard { .. } | Self::Missing { .. } => "missing",
             Self::Unexpected { .. } => "unexpected",
             Self::Shape { .. } => "misshapen",
-            Self::Dtype { .. } | Self::OddColumns { .. } => "ill-typed",
+            Self::Dtype { .. } | Self::ExpertDtype { .. } | Self::OddColumns { .. } => "ill-typed",
             Self::Scale { .. } | Self::BadScale { .. } => "badly scaled",
             Self::NotFinite { .. } => "not finite",
         }
@@ -282,6 +297,22 @@ impl fmt::Display for Problem {
                 write!(
                     f,
                     "{tensor} in {file}: expected dtype {expected}, found {found}",
+                    tensor = Quoted(tensor),
+                    file = Quoted(file)
+                )
+            }
+            Self::ExpertDtype {
+                tensor,
+                file,
+                expected,
+                found,
+                dtype,
+            } => {
+                let (expected, found) = (expected.name(), found.name());
+                write!(
+                    f,
+                    "{tensor} in {file}: expected {expected}, as expert_dtype of config.json says of the \
+                     experts, found {found} ({dtype}), and no expert in {expected}",
                     tensor = Quoted(tensor),
                     file = Quoted(file)
                 )

@@ -12,6 +12,7 @@ use super::{
     stored::{self, Stored},
     table::EngramTable,
 };
+use crate::config::ExpertDtype;
 
 /// A checkpoint in which everything was found.
 pub(super) struct Resolved {
@@ -24,7 +25,8 @@ pub(super) struct Resolved {
 }
 
 /// Finds every part of the manifest; all that is missing, left over or does not fit fails together,
-/// with the scales that are not finite. Where all fits, those wait for the values that are not.
+/// with the scales that are not finite. `expert_dtype` is what the configuration says of the routed experts.
+/// Where all fits, the scales wait for the values that are not.
 ///
 /// Of the values only the scales are read (a thirty-second of the matrices or less), in parallel.
 /// The others are not looked at here: that takes every byte of the checkpoint, hundreds of gigabytes
@@ -32,6 +34,7 @@ pub(super) struct Resolved {
 pub(super) fn resolve(
     manifest: &Manifest,
     checkpoint: &Checkpoint,
+    expert_dtype: Option<ExpertDtype>,
 ) -> Result<Resolved, WeightsError> {
     let mut search = Search {
         checkpoint,
@@ -51,6 +54,8 @@ pub(super) fn resolve(
         }
     }
 
+    let said_otherwise = expert_dtype.and_then(|said| unlike(manifest, &sources, said));
+    search.problems.extend(said_otherwise);
     let mut problems = search.finish();
     let matrices = sources.par_iter().flatten();
     let bad_scales: Vec<Problem> = matrices.filter_map(Stored::check_scales).collect();
@@ -63,6 +68,19 @@ pub(super) fn resolve(
         tables,
         bad_scales,
     })
+}
+
+/// Says that no matrix of routed experts is stored as the configuration has it: the weights are those of
+/// another file. Some may be stored otherwise.
+fn unlike(manifest: &Manifest, sources: &[Vec<Stored>], said: ExpertDtype) -> Option<Problem> {
+    let experts = || {
+        let targets = manifest.targets.iter().zip(sources);
+        let of_experts = targets.filter(|(target, _)| target.is_of_experts());
+        of_experts.flat_map(|(_, parts)| parts)
+    };
+    let first = experts().next()?;
+    let any = experts().any(|matrix| matrix.stored_as() == said);
+    (!any).then(|| first.not_stored_as(said))
 }
 
 struct Search<'a> {

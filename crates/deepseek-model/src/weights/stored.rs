@@ -10,6 +10,7 @@ use super::{
     problem::Problem,
     shard::RawTensor,
 };
+use crate::config::ExpertDtype;
 
 const PLAIN: &str = "F32, BF16 or F16";
 const QUANTISABLE: &str = "F32, BF16, F16, F8_E4M3, I8, U8 or F4";
@@ -130,6 +131,26 @@ impl Stored {
             count: 1 + bad.count(),
             first: [first / scales.per_row, first % scales.per_row],
         })
+    }
+
+    /// The name by which a configuration would say how it is stored.
+    pub(super) fn stored_as(&self) -> ExpertDtype {
+        match &self.encoding {
+            Encoding::Plain(_) => ExpertDtype::Bf16,
+            Encoding::Fp8 { .. } => ExpertDtype::Fp8,
+            Encoding::Fp4 { .. } => ExpertDtype::Fp4,
+        }
+    }
+
+    /// Says that it is not stored as `said`, and no other expert is.
+    pub(super) fn not_stored_as(&self, said: ExpertDtype) -> Problem {
+        Problem::ExpertDtype {
+            tensor: self.name.clone(),
+            file: self.raw.file(),
+            expected: said,
+            found: self.stored_as(),
+            dtype: self.raw.dtype,
+        }
     }
 
     /// Says that the value at `[row, column]` is not finite.

@@ -4,7 +4,7 @@ use std::{fmt::Write, fs, path::Path};
 
 use deepseek_model::{
     Config,
-    config::{CandidateConfig, EngramConfig, LayerSchedule, Scoring, Yarn},
+    config::{CandidateConfig, EngramConfig, ExpertDtype, LayerSchedule, Scoring, Yarn},
 };
 use serde_json::{Value, json};
 
@@ -66,6 +66,7 @@ fn the_release() {
                 pad_token_id: 2,
                 compressed_vocab_size: 99_092,
             }),
+            expert_dtype: Some(ExpertDtype::Fp4),
             layers,
         }
     );

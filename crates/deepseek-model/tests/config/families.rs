@@ -217,7 +217,7 @@ pub(crate) fn repeated() -> Vec<(&'static str, Vec<Value>, Value)> {
             "quantization_config",
             vec![json!({
                 "quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0",
-                "weight_block_size": [32, 32], "activation_scheme": "dynamic", "expert_dtype": "fp8",
+                "weight_block_size": [32, 32], "activation_scheme": "dynamic", "expert_dtype": "fp4",
             })],
             json!({ "fmt": "e5m2" }),
         ),

@@ -222,7 +222,8 @@ fn violations_are_reported_together() {
         panic!("{error}")
     };
     let fields: Vec<&str> = violations.iter().map(|v| v.field.as_str()).collect();
-    assert!(fields.contains(&"hidden_size") && fields.contains(&"rope_scaling.factor"));
+    assert!(fields.contains(&"text_config.hidden_size"));
+    assert!(fields.contains(&"text_config.rope_scaling.factor"));
 }
 
 /// JSON has numbers that f64 has not, and the parser stops there: the error says under which key.
@@ -269,7 +270,7 @@ fn values_are_quoted_so_that_they_can_be_read() {
     let error = changed(|text| text["hidden_act"] = "\u{202e}uleg\u{9b}\u{2066}\n".into());
     insta::assert_snapshot!(error.unwrap_err(), @r#"
     config.json breaks 1 rule:
-      hidden_act: expected "silu" (nothing else is supported), found "\u{202e}uleg\u{9b}\u{2066}\n"
+      text_config.hidden_act: expected "silu" (nothing else is supported), found "\u{202e}uleg\u{9b}\u{2066}\n"
     "#);
 }
 

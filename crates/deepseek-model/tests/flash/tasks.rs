@@ -20,6 +20,7 @@ fn flash_slice_is_the_release_with_16_experts_and_no_engram() {
     assert_eq!(config.max_positions, 131_072 + MOST_STEPS);
     expected.num_experts = 16;
     expected.engram = None;
+    expected.expert_dtype = None;
     expected.max_positions = config.max_positions;
     for layer in &mut expected.layers {
         layer.engram = None;

@@ -202,6 +202,7 @@ fn odd_sizes() {
         let mut json: serde_json::Value = serde_json::from_str(&json).unwrap();
         json["text_config"]["moe_intermediate_size"] = m.into();
         json["text_config"]["q_lora_rank"] = latent.into();
+        json["quantization_config"]["expert_dtype"] = "fp8".into();
         let config = Config::from_json(&json.to_string(), "config.json".as_ref()).unwrap();
         let mut tensors = checkpoint::read(&fixture("fp4-s1"));
         resize(&mut tensors, m, latent);

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, error::Error, fmt::Write, fs, path::Path};
 use candle_core::DType;
 use deepseek_model::{
     Config,
+    config::ExpertDtype,
     weights::{Problem, WeightsError},
 };
 use safetensors::Dtype;
@@ -452,6 +453,26 @@ fn values_wait_for_the_differences() {
         tensors.remove("embed.weight");
     });
     insta::assert_snapshot!("differences_first", text);
+}
+
+/// Nothing else would tell weights from those of another file: a tensor's dtype says how it is read.
+#[test]
+fn experts_of_another_dtype_than_the_configuration_says() {
+    let (tensors, mut texts) = (checkpoint::read(&fixture("fp4-s1")), String::new());
+    let mut config = Config::load(&fixture("fp4-s1")).unwrap();
+    for said in [ExpertDtype::Fp8, ExpertDtype::Bf16] {
+        config.expert_dtype = Some(said);
+        let error = load(single(&tensors).path(), &config, DType::F32).unwrap_err();
+        let WeightsError::Checkpoint { problems, .. } = &error else {
+            panic!("{error}")
+        };
+        writeln!(texts, "{}", problems.as_slice()[0]).unwrap();
+        assert_eq!(problems.as_slice().len(), 1);
+    }
+    insta::assert_snapshot!(texts, @"
+    layers.0.ffn.experts.0.w1.weight in model.safetensors: expected fp8, as expert_dtype of config.json says of the experts, found fp4 (I8), and no expert in fp8
+    layers.0.ffn.experts.0.w1.weight in model.safetensors: expected bf16, as expert_dtype of config.json says of the experts, found fp4 (I8), and no expert in bf16
+    ");
 }
 
 #[test]
