@@ -1,6 +1,6 @@
 //! The rows that a break keeps of its batch, and how they come and go.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use replay_core::{ReplayLaunch, ReplayPlan, RowSet, Rows, StepPlan};
 use replay_cuda::{gather_rows, gather_rows_into, row_list, scatter_rows_into};
 
@@ -18,11 +18,18 @@ pub(crate) struct Step {
 
 impl Step {
     pub(crate) fn of(plan: &StepPlan) -> Result<Self> {
-        let ReplayPlan::BreakOut(batch) = plan.decision() else {
+        Self::that_breaks(plan).ok_or_else(|| {
             let plan = plan.decision();
-            return Err(Error::NotPlannedToBreak { plan });
+            Error::NotPlannedToBreak { plan }
+        })
+    }
+
+    /// `None` if the plan has no break.
+    pub(crate) fn that_breaks(plan: &StepPlan) -> Option<Self> {
+        let ReplayPlan::BreakOut(batch) = plan.decision() else {
+            return None;
         };
-        Ok(Self {
+        Some(Self {
             launch: batch.launch,
             n_batch_rows: plan.n_batch_rows().as_usize(),
             running: Kept::of(&plan.layer(0).running),
@@ -46,6 +53,13 @@ impl Kept {
         }
     }
 
+    fn len(&self) -> usize {
+        match self {
+            Self::First(n) => *n,
+            Self::Listed(rows) => rows.len(),
+        }
+    }
+
     fn list(&self) -> Vec<u32> {
         match self {
             Self::First(n) => (0..*n as u32).collect(),
@@ -64,28 +78,48 @@ impl Kept {
         }
     }
 
+    /// The list of these rows on the device, padded to `padded` rows.
+    pub(crate) fn upload(&self, padded: usize, device: &Device) -> Result<Tensor> {
+        Ok(row_list(&self.list(), padded, device)?)
+    }
+
     /// These rows of every tensor, in the first rows of fixed ones. The rows after them are padding,
-    /// and zero.
-    pub(crate) fn take_into(&self, tensors: &[Tensor], fixed: &[Tensor]) -> Result<()> {
+    /// and zero. `list` is the padded list, if it was [uploaded](Self::upload) before.
+    pub(crate) fn take_into(
+        &self,
+        tensors: &[Tensor],
+        fixed: &[Tensor],
+        list: Option<&Tensor>,
+    ) -> Result<()> {
         let Some(first) = fixed.first() else {
             return Ok(());
         };
-        let list = row_list(&self.list(), first.dims()[0], first.device())?;
+        let list = match list {
+            Some(list) => list.clone(),
+            None => self.upload(first.dims()[0], first.device())?,
+        };
         Ok(gather_rows_into(&refs(tensors), &list, &refs(fixed))?)
     }
 
     /// Puts rows of values where these rows are in the outputs, and zero elsewhere. Values beyond
-    /// these rows are padding.
-    pub(crate) fn put(&self, values: &[Tensor], outputs: &[Tensor]) -> Result<()> {
+    /// these rows are padding. `list` is as for [`Self::take_into`].
+    pub(crate) fn put(
+        &self,
+        values: &[Tensor],
+        outputs: &[Tensor],
+        list: Option<Tensor>,
+    ) -> Result<()> {
         let Some(first) = values.first() else {
             return Ok(());
         };
-        let (list, got) = (self.list(), first.dims()[0]);
-        let expected = list.len();
+        let (expected, got) = (self.len(), first.dims()[0]);
         if got < expected {
             return Err(Error::TooFewOutputRows { expected, got });
         }
-        let list = row_list(&list, got, first.device())?;
+        let list = match list.filter(|list| list.elem_count() == got) {
+            Some(list) => list,
+            None => self.upload(got, first.device())?,
+        };
         let values = values
             .iter()
             .map(Tensor::contiguous)

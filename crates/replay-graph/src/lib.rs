@@ -97,7 +97,7 @@ pub use graph::BreakableGraph;
 pub use join::join;
 pub use marks::Marks;
 pub use options::{CaptureMode, CaptureOptions};
-pub use replay::{BreakPhase, ReplayBreak, ReplayLayers};
+pub use replay::{Ahead, BreakPhase, ReplayBreak, ReplayLayers};
 pub use scope::Scope;
 pub use state::{CaptureMove, CaptureState, IllegalMove};
 pub use status::DriverStatus;

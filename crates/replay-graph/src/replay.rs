@@ -74,6 +74,12 @@ pub trait ReplayLayers<C>: 'static {
     /// What the model's operations fail with.
     fn prepare(&mut self, context: &mut C, padded_rows: RowCount) -> Result<()>;
 
+    /// What [`ReplayBreak::upload_ahead`] gave for this launch, if the context carries it; asked once, in the
+    /// break.
+    fn take_ahead(&mut self, _context: &mut C) -> Option<Ahead> {
+        None
+    }
+
     /// Runs the layers on `padded_rows` rows of fixed inputs. Captured, in a graph of its own, and run
     /// once before that; padding has zero in its rows.
     ///
@@ -81,6 +87,16 @@ pub trait ReplayLayers<C>: 'static {
     ///
     /// What the model's operations fail with.
     fn run_padded(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+}
+
+/// Numbers of one launch that its break needs not upload: they are on the device already.
+#[derive(Debug)]
+pub struct Ahead {
+    /// Rows of the graph that they were made for.
+    padded_rows: RowCount,
+    /// Row lists, padded to as many.
+    running: Tensor,
+    output: Tensor,
 }
 
 /// What a break does, one after the other.
@@ -212,6 +228,50 @@ impl<B: Backend> ReplayBreak<B> {
         cache.clear(target)
     }
 
+    /// Uploads what the break of the next launch reads, and [prepares](ReplayLayers::prepare) it, before that is
+    /// launched: in the break the device would stand still for every copy from the host. `context` is what will be
+    /// lent to that launch, and must carry the result there ([`ReplayLayers::take_ahead`]).
+    ///
+    /// `None` where the break does not launch a graph, so that there is nothing to do ahead.
+    ///
+    /// # Errors
+    ///
+    /// If memory does not hold the lists, and what the layers fail with.
+    pub fn upload_ahead<C, L: ReplayLayers<C>>(
+        &self,
+        layers: &Rc<RefCell<L>>,
+        context: &mut C,
+    ) -> Result<Option<Ahead>> {
+        let (Some(graphs), Some(step)) = (
+            &self.0.graphs,
+            Step::that_breaks(layers.borrow().plan(context)),
+        ) else {
+            return Ok(None);
+        };
+        let ReplayLaunch::Graph { padded_rows } = step.launch else {
+            return Ok(None);
+        };
+        let mut graphs = graphs.borrow_mut();
+        let Some(graph) = graphs.get(padded_rows) else {
+            return Ok(None);
+        };
+        let n = padded_rows.as_usize();
+        let fixed = graph.inputs.all_rows(n)?;
+        let Some(first) = fixed.first() else {
+            return Ok(None);
+        };
+        let (running, output) = (
+            step.running.upload(n, first.device())?,
+            step.output.upload(n, first.device())?,
+        );
+        layers.borrow_mut().prepare(context, padded_rows)?;
+        Ok(Some(Ahead {
+            padded_rows,
+            running,
+            output,
+        }))
+    }
+
     /// Runs the layers in the forward that is captured as `scope`, on a graph of `padded_rows` rows.
     ///
     /// * `inputs` - `[padded_rows, ...]` each.
@@ -275,12 +335,21 @@ impl<B: Backend> Shared<B> {
             (ReplayLaunch::Graph { padded_rows }, Some(graphs)) => graphs.get(padded_rows),
             _ => None,
         };
+        let ahead = layers.borrow_mut().take_ahead(context);
+        let ahead = ahead.filter(|ahead| {
+            step.launch
+                == ReplayLaunch::Graph {
+                    padded_rows: ahead.padded_rows,
+                }
+        });
         let results = match (step.launch, graph) {
             (ReplayLaunch::Skip, _) => {
                 layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
                 None
             }
-            (_, Some(graph)) => Some(graph.run(context, layers, inputs, &step.running)?),
+            (_, Some(graph)) => {
+                Some(graph.run(context, layers, inputs, &step.running, ahead.as_ref())?)
+            }
             (ReplayLaunch::Eager | ReplayLaunch::Graph { .. }, None) => {
                 let kept = step.running.take(inputs)?;
                 layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
@@ -294,7 +363,8 @@ impl<B: Backend> Shared<B> {
                 .set_zero(max_rows.min(self.outputs.max_rows()))?,
             Some(values) => {
                 self.outputs.check(&values)?;
-                step.output.put(&values, outputs)?;
+                step.output
+                    .put(&values, outputs, ahead.map(|ahead| ahead.output))?;
             }
         }
         layers.borrow_mut().break_phase(BreakPhase::Scattered)
@@ -327,12 +397,15 @@ impl<B: Backend> ReplayGraph<'_, B> {
         layers: &Rc<RefCell<L>>,
         inputs: &[Tensor],
         rows: &Kept,
+        ahead: Option<&Ahead>,
     ) -> Result<Vec<Tensor>> {
         let fixed = self.inputs.all_rows(self.padded_rows.as_usize())?;
         self.inputs.check(inputs)?;
-        rows.take_into(inputs, &fixed)?;
+        rows.take_into(inputs, &fixed, ahead.map(|ahead| &ahead.running))?;
         layers.borrow_mut().break_phase(BreakPhase::Gathered)?;
-        layers.borrow_mut().prepare(context, self.padded_rows)?;
+        if ahead.is_none() {
+            layers.borrow_mut().prepare(context, self.padded_rows)?;
+        }
         Ok(self.graph.launch()?.clone())
     }
 }

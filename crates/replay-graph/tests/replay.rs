@@ -179,6 +179,55 @@ fn replay_batches_run_in_graphs_of_their_own() {
     assert_eq!(steps(&mut model), eagerly);
 }
 
+/// Copies from the host before the launch, not while the device waits in the break; for another graph than
+/// the break launches they would be wrong, and are left.
+#[test]
+fn what_a_break_reads_is_uploaded_before_the_launch() {
+    let policy = ReplayPolicy::PromptTail;
+    let sizes: &[u32] = &[8, 16];
+    let mut model =
+        Model::capture(policy, Some(sizes), CaptureMode::Piecewise, ROWS, &mixed()).unwrap();
+    let planner = planner(policy, Some(sizes));
+    let mode = graph_mode(CaptureMode::Piecewise, ROWS);
+    let eight: &[Request] = &[Request::prefill(20, 0..20)];
+    let step = |requests: &[Request]| plan(&planner, mode, requests);
+    let upload = |model: &Model, requests: &[Request]| {
+        let ahead = model.replay.upload_ahead(&model.toy, &mut step(requests));
+        ahead.unwrap()
+    };
+    assert!(upload(&model, eight).is_none(), "no graph yet");
+    model.replay.capture_graphs(&model.toy, |_| ()).unwrap();
+    let none: [&[Request]; 2] = [
+        &[Request::prefill(100, 0..32)],
+        &[
+            Request::prefill(20, 12..20),
+            Request::prefill(20, 12..20),
+            Request::decode(3, 5),
+        ],
+    ];
+    for requests in none {
+        assert!(upload(&model, requests).is_none(), "{requests:?}");
+    }
+    let mut calls = Vec::new();
+    for (ahead_of, requests) in [(eight, eight), (&mixed(), &mixed()), (eight, &mixed())] {
+        model.toy.borrow_mut().calls.clear();
+        let ahead = upload(&model, ahead_of);
+        model.toy.borrow_mut().ahead = ahead;
+        model.toy.borrow_mut().calls.push("launch".to_owned());
+        model.graph.launch_with(&mut step(requests)).unwrap();
+        assert!(model.toy.borrow().ahead.is_none());
+        calls.push(model.calls());
+    }
+    assert_eq!(
+        calls,
+        [
+            "prepare 8, launch",
+            "prepare 16, launch",
+            "prepare 8, launch, prepare 16"
+        ]
+    );
+}
+
 /// What was captured before a capture failed can be dropped, also where the driver then fails to give
 /// its memory back, and the layers run on.
 #[test]

@@ -101,6 +101,7 @@ impl StepGraphs {
                 None => StepPlan::new(),
             },
             rows: Rc::new(program.model().pack(&[], &[])),
+            ahead: None,
         };
         let whole = self.graphs.capture_all(
             &self.device,
@@ -174,7 +175,9 @@ impl StepGraphs {
         let mut step = BreakStep {
             plan: replay.map(|replay| replay.plan).unwrap_or_default(),
             rows: rows.clone(),
+            ahead: None,
         };
+        self.program.upload_ahead(&mut step)?;
         let graph = self.graphs.get(n_rows, self.mode, ());
         let output = graph
             .expect("the step has a graph")

@@ -89,6 +89,14 @@ impl Program {
         Ok(replay.at_cut.capture_graphs(&replay.layers, |_| done())?)
     }
 
+    /// Uploads what the break of the step's launch reads, if it has one, and lets the step carry it.
+    pub(super) fn upload_ahead(&self, step: &mut BreakStep) -> Result<()> {
+        if let Some(replay) = &self.replay {
+            step.ahead = replay.at_cut.upload_ahead(&replay.layers, step)?;
+        }
+        Ok(())
+    }
+
     /// Drops the graphs of the replay layers.
     pub(super) fn clear_replay(&self) -> Result<()> {
         let replay = self.replay.as_ref();

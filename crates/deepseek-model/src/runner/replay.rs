@@ -4,7 +4,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use candle_core::Tensor;
 use replay_core::{RowCount, StepPlan};
-use replay_graph::{BreakPhase, Error as GraphError, ReplayLayers, Result as GraphResult};
+use replay_graph::{Ahead, BreakPhase, Error as GraphError, ReplayLayers, Result as GraphResult};
 
 use super::lists::StepLists;
 use crate::{
@@ -23,6 +23,8 @@ pub(super) struct BreakStep {
     pub(super) plan: StepPlan,
     /// All rows of the batch, without padding.
     pub(super) rows: Rc<Rows>,
+    /// What was uploaded before the launch.
+    pub(super) ahead: Option<Ahead>,
 }
 
 /// The layers from the cut on, over lists and buffers at fixed addresses.
@@ -187,6 +189,10 @@ impl ReplayLayers<BreakStep> for DecoderReplayLayers {
         let kept = subset(&context.rows, &context.plan.layer(0).running);
         let written = self.kept.write(&[], &kept, &PageLists::new([]), &[]);
         written.map_err(GraphError::program)
+    }
+
+    fn take_ahead(&mut self, context: &mut BreakStep) -> Option<Ahead> {
+        context.ahead.take()
     }
 
     fn run_padded(&mut self, inputs: &[Tensor]) -> GraphResult<Vec<Tensor>> {

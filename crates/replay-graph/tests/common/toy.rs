@@ -9,7 +9,7 @@ use replay_core::{
     CaptureSizes, LayerSchedule, Planner, PlannerConfig, ReplayLayers as LayerSpan, ReplayPolicy,
     Request, RowCount, StepPlan, Window,
 };
-use replay_graph::{BufferSpec, FixedBuffers, ReplayLayers, Result};
+use replay_graph::{Ahead, BufferSpec, FixedBuffers, ReplayLayers, Result};
 
 /// Elements of a row.
 pub(crate) const WIDTH: usize = 4;
@@ -25,6 +25,8 @@ pub(crate) struct Toy {
     pub(crate) calls: Vec<String>,
     /// Output rows that an eager run forgets, as a layer with a fault would.
     pub(crate) forgets: usize,
+    /// What was uploaded for the next launch.
+    pub(crate) ahead: Option<Ahead>,
 }
 
 impl Toy {
@@ -34,6 +36,7 @@ impl Toy {
             kv: FixedBuffers::new(&[spec], max_rows, device)?,
             calls: Vec::new(),
             forgets: 0,
+            ahead: None,
         })))
     }
 
@@ -88,6 +91,10 @@ impl ReplayLayers<StepPlan> for Toy {
     fn prepare(&mut self, _: &mut StepPlan, padded_rows: RowCount) -> Result<()> {
         self.calls.push(format!("prepare {}", padded_rows.get()));
         Ok(())
+    }
+
+    fn take_ahead(&mut self, _: &mut StepPlan) -> Option<Ahead> {
+        self.ahead.take()
     }
 
     fn run_padded(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {

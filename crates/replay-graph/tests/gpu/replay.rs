@@ -20,9 +20,11 @@ const MODE: GraphMode = GraphMode::Piecewise {
 /// A graph of 32 rows around the toy's replay layers, with segments before and after.
 struct Model {
     graph: BreakableGraph<(Tensor, Tensor), StepPlan>,
+    replay: ReplayBreak,
     planner: Planner,
     toy: Rc<RefCell<Toy>>,
     input: Tensor,
+    steps: usize,
 }
 
 impl Model {
@@ -58,19 +60,27 @@ impl Model {
         assert_eq!(graph.n_breaks(), 1);
         Ok(Self {
             graph,
+            replay,
             planner,
             toy,
             input,
+            steps: 0,
         })
     }
 
-    /// Runs a step on fresh rows and checks every row of its outputs and of the window KV.
+    /// Runs a step on fresh rows and checks every row of its outputs and of the window KV. What the break of
+    /// every second one reads is uploaded ahead.
     #[track_caller]
     fn step(&mut self, first: f32, requests: &[Request]) -> String {
         self.toy.borrow_mut().calls.clear();
         let mut step = toy::plan(&self.planner, MODE, requests);
         let fresh = toy::rows(ROWS as usize, first, self.input.device());
         self.input.slice_set(&fresh, 0, 0).unwrap();
+        self.steps += 1;
+        if self.steps.is_multiple_of(2) {
+            let ahead = self.replay.upload_ahead(&self.toy, &mut step).unwrap();
+            self.toy.borrow_mut().ahead = ahead;
+        }
         let (x, outputs) = self.graph.launch_with(&mut step).unwrap();
         check_outputs(&step, x, outputs);
         let kv = self.toy.borrow().kv.rows("kv", ROWS as usize).unwrap();
