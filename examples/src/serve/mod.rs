@@ -40,6 +40,7 @@ use deepseek_model::Model;
 use deepseek_model::engine::{Engine, EngineOptions};
 use tokio::net::TcpSocket;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
 
 use app::App;
 pub use args::ServeArgs;
@@ -249,13 +250,15 @@ async fn serve(
     Ok(())
 }
 
-/// Does what takes long away from the threads that others wait for.
+/// Does what takes long away from the threads that others wait for. Dropped before it began, it is not done.
 ///
 /// # Errors
 /// Those of `job`, or it panicked.
 async fn work<T: Send + 'static>(
     job: impl FnOnce() -> error::Result<T> + Send + 'static,
 ) -> error::Result<T> {
-    let done = tokio::task::spawn_blocking(job).await;
+    let mut jobs = JoinSet::new();
+    jobs.spawn_blocking(job);
+    let done = jobs.join_next().await.expect("there is one");
     done.map_err(|error| ApiError::failed(&error.to_string()))?
 }

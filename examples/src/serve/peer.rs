@@ -12,6 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use super::error::{ApiError, Result};
+
 /// What asks a client that sends no more whether it reads: an interim answer. Others would do by the
 /// standard, but this one every client passes over.
 const ASK: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -81,9 +83,21 @@ impl Peer {
         let _ = self.stream().ready(Interest::ERROR).await;
     }
 
+    /// Does what an answer takes for as long as somebody is there to read it: then it is dropped. As of
+    /// [`Peer::gone`], nothing may be sent meanwhile.
+    ///
+    /// # Errors
+    /// Those of `work`, or nobody is there.
+    pub(super) async fn waits_for<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            done = work => done,
+            () = self.gone() => Err(ApiError::client_gone()),
+        }
+    }
+
     /// Waits until nobody is there to read the answer. To be polled while nothing of it is sent, by the task
     /// of the connection.
-    pub(super) async fn gone(&self) {
+    async fn gone(&self) {
         self.silent().await;
         if !self.interim {
             return std::future::pending().await;
