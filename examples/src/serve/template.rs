@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::io::{read_text, shown};
@@ -49,12 +49,20 @@ impl Template {
     }
 }
 
-/// A file's text; none if there is no such file.
+/// A file's text; none if nothing has this name. A pipe would be waited for, and a device read for ever.
 fn read(path: &Path) -> anyhow::Result<Option<String>> {
-    match path.metadata() {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        _ => read_text(path).map(Some).with_context(|| shown(path)),
+    // A link that leads nowhere is something.
+    let named = path.symlink_metadata();
+    if named.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        return Ok(None);
     }
+    let text = match path.metadata() {
+        Ok(found) if !found.is_file() && !found.is_dir() => Err(anyhow!(
+            "expected a file, found a pipe, a socket or a device"
+        )),
+        _ => read_text(path),
+    };
+    text.map(Some).with_context(|| shown(path))
 }
 
 /// The template that a `chat_template` gives.
@@ -130,5 +138,27 @@ mod tests {
         let jinja = "chat_template.jinja";
         std::fs::write(dir.path().join(jinja), "four").unwrap();
         assert_eq!(load(), found("four", jinja, jinja), "the file comes first");
+    }
+    /// Nobody may write to a pipe, and a link to nowhere is a mistake that is told.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_refused_and_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = || {
+            let error = Template::load(dir.path()).unwrap_err();
+            format!("{error:#}").replace(dir.path().to_str().unwrap(), "DIR")
+        };
+        let path = dir.path().join("chat_template.jinja");
+        std::os::unix::fs::symlink("no/such", &path).unwrap();
+        insta::assert_snapshot!(told(), @"DIR/chat_template.jinja: expected a file, found a symbolic link to no/such, which is not there");
+        std::fs::remove_file(&path).unwrap();
+        let (read, write) = std::io::pipe().unwrap();
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(&read);
+        std::os::unix::fs::symlink(format!("/proc/self/fd/{pipe}"), &path).unwrap();
+        insta::assert_snapshot!(told(), @"DIR/chat_template.jinja: expected a file, found a pipe, a socket or a device");
+        drop(write);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        insta::assert_snapshot!(told(), @"DIR/chat_template.jinja: expected a file, found a directory");
     }
 }
