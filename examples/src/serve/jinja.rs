@@ -17,7 +17,7 @@ use crate::io::escaped;
 
 /// What a rendering may cost, in minijinja's unit: an instruction, or 64 bytes of a result. Conversations
 /// of megabytes take a fraction; a loop without end comes to one.
-const FUEL: u64 = 16_000_000;
+pub(super) const FUEL: u64 = 16_000_000;
 
 /// Under which name the template is known in messages.
 const NAME: &str = "chat_template";

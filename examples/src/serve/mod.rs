@@ -60,14 +60,17 @@ use crate::graphs::GraphArgs;
 use crate::io::{Io, shown};
 use crate::memory::Remedies;
 use crate::model::Checkpoint;
-use crate::progress;
 use crate::sampling::Recommended;
+use crate::{progress, threads};
 
 /// Threads for connections; the model has its own.
 const THREADS: usize = 2;
 
 /// Threads for long texts, which become tokens there.
 const BLOCKING_THREADS: usize = 2;
+
+/// Threads of the engine.
+const ENGINE_THREADS: usize = 1;
 
 /// What connections get to hand out their last bytes, if as much is left of `--grace`.
 const LAST_BYTES: Duration = Duration::from_secs(5);
@@ -96,7 +99,9 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let held = args.model.options()?;
     let options = args.engine(&config, tokenizer.clone());
     let demand = args.demand(&config, &held, &options);
-    demand.estimate().map_err(|error| args.blame(error))?;
+    let place = demand.place;
+    let estimate = demand.estimate();
+    estimate.map_err(|error| args.blame(error, &config, place))?;
     args.memory
         .open(&args.model, &held.device, &demand, &REMEDIES)?;
     let notes = [
@@ -113,10 +118,11 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         // The run does not depend on whether someone reads it.
         let _ = writeln!(io.err, "{note}");
     }
+    threads::check_more(THREADS + BLOCKING_THREADS + ENGINE_THREADS)?;
     let model = args.model.load(held, io.watched)?;
     let (gate, passed) = Gate::new();
     let app = Arc::new(App {
-        engine: start(args, model, options, io)?,
+        engine: start(model, options, io).map_err(|error| args.blame(error, &config, place))?,
         config,
         tokenizer,
         renders: usable(renders),
@@ -139,13 +145,8 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
 /// Starts the engine, behind a progress bar for its graphs if someone watches.
 ///
 /// # Errors
-/// It cannot start; names the flag.
-fn start(
-    args: &ServeArgs,
-    model: Model,
-    options: EngineOptions,
-    io: &mut Io<'_>,
-) -> anyhow::Result<Engine> {
+/// It cannot start.
+fn start(model: Model, options: EngineOptions, io: &mut Io<'_>) -> deepseek_model::Result<Engine> {
     let bar = progress::capture(io.watched);
     let shown = bar.clone();
     let engine = Engine::start(model, options, move |done, total| {
@@ -153,7 +154,7 @@ fn start(
         shown.set_position(done as u64);
     });
     bar.finish_and_clear();
-    let mut engine = engine.map_err(|error| args.blame(error))?;
+    let mut engine = engine?;
     if let Some(error) = engine.capture_failure() {
         let _ = writeln!(io.err, "{}", GraphArgs::warning(error));
     }

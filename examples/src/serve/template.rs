@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::io::{read_text, shown};
 
+/// Bytes of a template. It is read for each conversation anew; those of released models have a hundredth.
+pub(super) const MOST_SOURCE: usize = 1 << 20;
+
 /// A model's template as it is written, with the tokens that it names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Template {
@@ -39,6 +42,13 @@ impl Template {
                 None => return Ok(None),
             },
         };
+        if source.len() > MOST_SOURCE {
+            let (most, got) = (MOST_SOURCE >> 20, source.len());
+            bail!(
+                "{}: expected a chat template of at most {most} MiB, got {got} bytes",
+                shown(&path)
+            );
+        }
         let template = Self {
             source,
             place: place.to_owned(),
@@ -138,6 +148,8 @@ mod tests {
         let jinja = "chat_template.jinja";
         std::fs::write(dir.path().join(jinja), "four").unwrap();
         assert_eq!(load(), found("four", jinja, jinja), "the file comes first");
+        std::fs::write(dir.path().join(jinja), "x".repeat(MOST_SOURCE + 1)).unwrap();
+        insta::assert_snapshot!(load().unwrap_err(), @"DIR/chat_template.jinja: expected a chat template of at most 1 MiB, got 1048577 bytes");
     }
     /// Nobody may write to a pipe, and a link to nowhere is a mistake that is told.
     #[cfg(unix)]

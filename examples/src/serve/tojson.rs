@@ -9,8 +9,8 @@ use super::python::float;
 
 /// How deep the values that a template writes as JSON may be nested, and how many they may be: they are
 /// written without a step of the template, and one that holds itself twice has twice as many at each depth.
-const MOST_DEPTH: usize = 128;
-const MOST_VALUES: usize = 1_000_000;
+pub(super) const MOST_DEPTH: usize = 128;
+pub(super) const MOST_VALUES: usize = 1_000_000;
 
 /// JSON as Python's `json.dumps` writes it, which is what models saw in training: with blanks after
 /// commas and colons, and, unlike Jinja's own filter, no escapes for HTML.

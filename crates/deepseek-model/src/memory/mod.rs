@@ -18,6 +18,7 @@ pub(crate) mod workspace;
 pub use bytes::Bytes;
 pub use demand::{Demand, MemoryUse, Place};
 pub use error::MemoryError;
+pub use fits::largest_below;
 pub use host::Shortage;
 pub(crate) use reading::check_json_text;
 pub use reading::{check_json, check_text};
