@@ -208,9 +208,10 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
             if came().is_some() {
                 break;
             }
+            let fewer = plan.fewer;
             let options = plan.options(tokenizer.clone(), !args.batch.no_prefix_cache);
             let server = Server::new(model.clone(), options, &requests);
-            let mut server = server.map_err(|error| group.blame(args, error))?;
+            let mut server = server.map_err(|error| group.blame(args, error, fewer))?;
             if let Err(error) = server.capture(io.watched) {
                 let _ = writeln!(io.err, "{}", GraphArgs::warning(error));
             }

@@ -2,6 +2,7 @@
 
 use anyhow::{bail, ensure};
 use deepseek_model::engine::{EndReason, EngineRequest};
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::id::Id;
@@ -109,7 +110,12 @@ pub(super) struct Known {
 }
 
 fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    Option::<f64>::deserialize(from).map(|_| true)
+    match Option::<f64>::deserialize(from)? {
+        Some(seconds) if seconds < 0.0 => Err(D::Error::custom(format!(
+            "expected 0 seconds or more, got {seconds}"
+        ))),
+        _ => Ok(true),
+    }
 }
 
 impl Known {

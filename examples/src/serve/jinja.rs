@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::template::Template;
 use super::tojson::tojson;
-use super::{dialect, python};
+use super::{dialect, methods, python};
 use crate::io::escaped;
 
 /// What a rendering may cost, in minijinja's unit: an instruction, or 64 bytes of a result. Conversations
@@ -99,7 +99,7 @@ fn environment(source: &str) -> Result<Environment<'static>, Error> {
     syntax.trim_blocks(true).lstrip_blocks(true);
     let syntax = syntax.build()?;
     environment.set_syntax(syntax.clone());
-    environment.set_unknown_method_callback(python::method);
+    environment.set_unknown_method_callback(methods::method);
     environment.set_formatter(python::print);
     minijinja_contrib::add_to_environment(&mut environment);
     // That of minijinja takes them as a list.

@@ -22,6 +22,7 @@ mod fields;
 mod form;
 mod jinja;
 mod linger;
+mod methods;
 mod metrics;
 mod params;
 mod peer;

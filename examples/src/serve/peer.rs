@@ -21,6 +21,9 @@ const ASK: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// How often that is asked.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
+/// How often it is asked whether a client has ended its side behind bytes that nobody has read yet.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// The stream of a connection, for hyper.
 pub(super) struct Stream {
     peer: Peer,
@@ -71,9 +74,12 @@ impl Peer {
     /// wait for the answer: both end their requests alike. What differs is what comes of bytes that reach
     /// them; see [`Peer::refused`].
     pub(super) async fn silent(&self) {
-        if let Ok(1..) = self.stream().peek(&mut [0]).await {
-            // Another request, behind which an end could not be seen.
-            std::future::pending::<()>().await;
+        // Behind another request, or what is none, the end is not read; the system tells of it all the same.
+        while let Ok(1..) = self.stream().peek(&mut [0]).await {
+            match self.stream().ready(Interest::READABLE).await {
+                Ok(ready) if !ready.is_read_closed() => tokio::time::sleep(LOOK_AGAIN).await,
+                _ => return,
+            }
         }
     }
 

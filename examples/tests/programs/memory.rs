@@ -102,6 +102,26 @@ fn texts_at_a_time_that_a_refusal_names_are_served() {
     }
 }
 
+/// The same of requests at once.
+#[test]
+fn requests_at_once_that_a_refusal_names_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let batch = dir.path().join("in.jsonl");
+    let line =
+        "{\"prompt\": \"a\", \"max_new_tokens\": 4000, \"stop\": [\"e\", \"a\", \"o\", \" \"]}\n";
+    std::fs::write(&batch, line.repeat(600)).unwrap();
+    let flags = ["--batch", batch.to_str().unwrap(), "--max-running"];
+    let err = refusal(500 << 10, "generate", &[&flags[..], &["600"]].concat());
+    let fits = running(&err).unwrap_or_else(|| panic!("{err}"));
+    assert!((10..600).contains(&fits), "{err}");
+    let output = under(
+        500 << 10,
+        "generate",
+        &[&flags[..], &[&fits.to_string()]].concat(),
+    );
+    assert!(output.status.success(), "{}", texts(&output).1);
+}
+
 /// What was given back of one step was once no room for the next: a number of rows that was said to fit was
 /// refused when it was used, in the second step where not in the first.
 #[test]

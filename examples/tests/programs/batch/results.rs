@@ -220,6 +220,7 @@ fn damaged_results_are_refused() {
         (1, "ids", json!(vec![5; 61])),
         (1, "stop", json!("u")),
         (0, "ids", json!([5, 6, 99999])),
+        (0, "time_to_first_token_s", json!(-1)),
         (0, "logprobs_nats", json!([-1, -1e39, -1])),
         (0, "prompt_logprobs_nats", json!([null, 0.1])),
     ];
