@@ -32,9 +32,10 @@ The summary counts the tokens that were chosen, the one that ended a text includ
 text comes with the step that ends its prefill; the pace of decode is that of steps without prefill.
 
 An interrupt from the keyboard ends texts where they are: they are printed so far, and the exit status
-is 130; so does SIGTERM, with 143. A second one ends the program at once, and so does one during
---batch, whose --output has what was done. A batch in which requests fail ends with status 1, behind the
-results of all; what failed in the run before, and has its result, is not among them.
+is 130; so does SIGTERM, with 143. One during --batch ends it behind the step that runs: what is done
+has its result, and the summary says how many are left. A second one ends the program at once. A batch in
+which requests fail ends with status 1, behind the results of all; what failed in the run before, and has
+its result, is not among them.
 
 RAYON_NUM_THREADS sets how many threads compute: 0, the default, is one for each core; at most 256,
 or four for each core where that is more.";

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use indicatif::{HumanBytes, ProgressBar, ProgressState, ProgressStyle};
 
+use crate::threads;
+
 /// How often a bar moves although nothing is counted: a chunk may take long.
 const TICK: Duration = Duration::from_millis(120);
 
@@ -67,7 +69,10 @@ fn bar(watched: bool, template: &str, length: usize) -> ProgressBar {
         length => ProgressBar::new(length as u64),
     };
     let bar = bar.with_style(style);
-    bar.enable_steady_tick(TICK);
+    // It takes a thread, and a panic where there is none.
+    if threads::check_more(1).is_ok() {
+        bar.enable_steady_tick(TICK);
+    }
     bar
 }
 

@@ -1,8 +1,10 @@
 //! How many threads compute.
 
 use std::env::VarError;
+use std::sync::Mutex;
+use std::thread::Builder;
 
-use anyhow::{anyhow, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use deepseek_model::memory::Bytes;
 
 use crate::count;
@@ -54,6 +56,30 @@ fn check(
         asked = asked.or(number.filter(|&threads| threads > 0));
     }
     Ok(asked)
+}
+
+/// Whether as many threads more can be started. Where one cannot, libraries panic, or leave work lying that
+/// nobody does.
+///
+/// # Errors
+/// What the system says to the first that it does not start.
+pub(crate) fn check_more(threads: usize) -> anyhow::Result<()> {
+    let gate = Mutex::new(());
+    let started = std::thread::scope(|scope| {
+        // All are there at the same time, until this is dropped.
+        let _closed = gate.lock();
+        (0..threads).try_for_each(|_| {
+            let thread = Builder::new().spawn_scoped(scope, || drop(gate.lock()));
+            thread.map(|_| ())
+        })
+    });
+    started.with_context(|| {
+        format!(
+            "cannot start {} beside those that run: raise the limit on them (ulimit -u), or lower \
+             RAYON_NUM_THREADS",
+            count(threads, "thread")
+        )
+    })
 }
 
 /// Bytes that a program takes before it asks for any: its tokenizer and configuration.

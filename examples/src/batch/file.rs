@@ -5,7 +5,7 @@ use std::fs::{File, TryLockError};
 use std::io::{self, BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 
 use super::Order;
 use super::id::Id;
@@ -53,7 +53,7 @@ impl<'a> Results<'a> {
         Self::new(Place::Stream(to), order, count)
     }
 
-    /// Results in a file, which may hold some; and what to tell of it.
+    /// Results in a file, which may hold some, of a model with so many token ids; and what to tell of it.
     ///
     /// # Errors
     /// It cannot be opened, another run writes to it, or it holds something else.
@@ -61,9 +61,10 @@ impl<'a> Results<'a> {
         path: &Path,
         order: Order,
         requests: &[Request],
+        vocabulary: usize,
     ) -> anyhow::Result<(Self, Vec<String>)> {
         let mut files = Files::open(path)?;
-        let mut reader = Reader::new(requests);
+        let mut reader = Reader::new(requests, vocabulary);
         let (mut there, mut waiting) = (Vec::new(), Vec::new());
         let in_order = |index, there: &[usize]| order == Order::Finished || index == there.len();
         let mut notes = Vec::new();
@@ -114,6 +115,19 @@ impl<'a> Results<'a> {
     /// Whether there is a result of a request.
     pub(super) fn has(&self, index: usize) -> bool {
         self.known[index]
+    }
+
+    /// Results that outlive the run, wherever it ends. Those that wait for others of a stream do not.
+    pub(super) fn kept(&self) -> usize {
+        match self.place {
+            Place::Stream(_) => self.count() - self.waiting.len(),
+            Place::Files(_) => self.count(),
+        }
+    }
+
+    /// Whether a later run goes on from them.
+    pub(super) fn is_file(&self) -> bool {
+        matches!(self.place, Place::Files(_))
     }
 
     /// Results that there are.
@@ -190,7 +204,8 @@ impl Place<'_> {
 impl Files {
     fn open(path: &Path) -> anyhow::Result<Self> {
         let name = format!("--output {}", shown(path));
-        let main = append(path).with_context(|| name.clone())?;
+        let main = append(path).map_err(|error| nowhere(path, error));
+        let main = main.with_context(|| name.clone())?;
         let kind = main.metadata().with_context(|| name.clone())?;
         ensure!(
             kind.is_file(),
@@ -241,6 +256,7 @@ impl Files {
 /// Reads files of results.
 struct Reader<'a> {
     requests: &'a [Request],
+    vocabulary: usize,
     by_id: HashMap<&'a Id, usize>,
     /// Lines of a file by request.
     seen: HashMap<usize, usize>,
@@ -249,10 +265,11 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(requests: &'a [Request]) -> Self {
+    fn new(requests: &'a [Request], vocabulary: usize) -> Self {
         let ids = requests.iter().enumerate();
         Self {
             requests,
+            vocabulary,
             by_id: ids.map(|(index, r)| (&r.id, index)).collect(),
             seen: HashMap::new(),
             errors: HashSet::new(),
@@ -301,7 +318,7 @@ impl<'a> Reader<'a> {
     fn check(&self, known: &Known) -> anyhow::Result<usize> {
         let index = self.by_id.get(&known.id).copied();
         let index = index.ok_or_else(|| record::unknown(&known.id))?;
-        known.check(&self.requests[index])?;
+        known.check(&self.requests[index], self.vocabulary)?;
         Ok(index)
     }
 }
@@ -334,6 +351,28 @@ impl End {
             Self::Zeros => Some("zeros behind the last result are cut off"),
             Self::Other => None,
         }
+    }
+}
+
+/// What is wrong where the system says of a file that is to be made that there is none.
+fn nowhere(path: &Path, error: io::Error) -> anyhow::Error {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    if !matches!(error.kind(), NotADirectory | NotFound) {
+        return error.into();
+    }
+    if let Ok(target) = path.read_link() {
+        let target = shown(&target);
+        return anyhow!(
+            "expected a file, found a symbolic link to {target}, where none can be made"
+        );
+    }
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let dir = dir.unwrap_or(Path::new("."));
+    let name = shown(dir);
+    match dir.metadata() {
+        Ok(found) if found.is_dir() => anyhow!("the directory {name} takes no file: {error}"),
+        Ok(_) => anyhow!("expected a directory at {name}, found something else"),
+        Err(_) => anyhow!("expected a directory at {name}, there is none"),
     }
 }
 

@@ -3,12 +3,14 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use anyhow::anyhow;
 use deepseek_model::engine::EngineOptions;
-use deepseek_model::memory::Demand;
+use deepseek_model::memory::{Demand, Place, largest_below};
 use deepseek_model::sampler::SamplingConfig;
 use deepseek_model::tokenizer::Tokenizer;
+use deepseek_model::weights::held_bytes;
 use deepseek_model::{
-    CacheOptions, Error, GenerateOptions, ModelOptions, ReplayPolicy, RunnerOptions,
+    CacheError, CacheOptions, Error, GenerateOptions, ModelOptions, ReplayPolicy, RunnerOptions,
 };
 
 use super::request::Request;
@@ -36,6 +38,9 @@ pub(super) struct Group {
 /// What an engine of a group is made with.
 pub(super) struct Plan {
     cache: CacheOptions,
+    /// Requests that run at once at most, fewer than are asked for, whose cache the memory of the host would
+    /// hold; 0 if none, or of a GPU.
+    pub(super) fewer: usize,
     runner: RunnerOptions,
     max_step_tokens: NonZeroUsize,
 }
@@ -91,15 +96,23 @@ impl Group {
             logprobs,
             runner: args.graphs.options(false),
         };
-        let demand = Demand::of_generation(&checkpoint.config, held.into(), &options, &reaches);
+        let (config, place) = (&checkpoint.config, Place::from(held));
+        let demand = |reaches| Demand::of_generation(config, place, &options, reaches);
+        let weights = held_bytes(config, place.dtype).ok().flatten();
+        let fewer = largest_below(reaches.len(), |running| {
+            let cache = demand(&reaches[..running]).cache;
+            !place.gpu && cache.fits_host(config, place.dtype, weights.unwrap_or(u64::MAX))
+        });
+        let demand = demand(&reaches);
         let fits = demand.estimate().map(|_| ());
-        fits.map_err(|error| self.blame(args, error))?;
+        fits.map_err(|error| self.blame(args, error, fewer))?;
         args.memory
             .open(&args.model, &held.device, &demand, &REMEDIES)?;
         Ok(Plan {
             cache: demand.cache,
             runner: demand.runner,
             max_step_tokens: options.chunk,
+            fewer,
         })
     }
 
@@ -109,14 +122,19 @@ impl Group {
         most.get().min(self.indices.len())
     }
 
-    /// Names what a failure to set up is due to.
-    pub(super) fn blame(&self, args: &GenerateArgs, error: Error) -> anyhow::Error {
+    /// Names what a failure to set up is due to, and how many requests at once would do, if any.
+    pub(super) fn blame(&self, args: &GenerateArgs, error: Error, fewer: usize) -> anyhow::Error {
         if let Some(flag) = args.graphs.to_blame(&error) {
             return anyhow::Error::from(error).context(flag);
         }
         let policy = format!("policy {} (off runs every model)", self.policy);
         let size = format!("--max-running {}", self.running(args));
-        blame(error, &policy, &size)
+        let too_large = matches!(error, Error::Cache(CacheError::TooLarge { .. }));
+        let error = blame(error, &policy, &size);
+        if too_large && fewer > 0 {
+            return anyhow!("{error:#} (lower --max-running to {fewer})");
+        }
+        error
     }
 }
 

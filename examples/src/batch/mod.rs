@@ -13,11 +13,13 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
+use crate::count;
 use crate::flags::{self, Blame};
 use crate::generate::GenerateArgs;
 use crate::graphs::GraphArgs;
+use crate::interrupt::{Interrupt, Interrupted, Signal};
 use crate::io::{Io, is_dash};
 use crate::progress;
 use crate::sampling::Recommended;
@@ -146,6 +148,23 @@ impl BatchArgs {
     }
 }
 
+/// Of a run that is cut off: what there is no result of.
+fn interrupted(by: Signal, results: &Results<'_>, requests: usize) -> Interrupted {
+    let without = requests - results.kept();
+    let goes_on = if results.is_file() {
+        "; the same command goes on from there"
+    } else {
+        ""
+    };
+    Interrupted {
+        by,
+        left: format!(
+            "{without} of {} had no result{goes_on}",
+            count(requests, "request")
+        ),
+    }
+}
+
 /// Runs a batch.
 ///
 /// # Errors
@@ -159,7 +178,7 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let order = args.batch.order.unwrap_or_default();
     let file = args.batch.output.as_ref().filter(|path| !is_dash(path));
     let (mut results, mut notes) = if let Some(path) = file {
-        Results::open(path, order, &requests)?
+        Results::open(path, order, &requests, checkpoint.config.vocab_size)?
     } else {
         let results = Results::stream(io.out, order, requests.len());
         (results, Vec::new())
@@ -177,20 +196,40 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         let _ = writeln!(io.err, "{note}");
     }
     let mut totals = Totals::new(requests.len(), results.count(), results.errors());
+    let interrupt = io.interrupt.clone();
+    let came = || interrupt.as_ref().and_then(Interrupt::came);
     if !plans.is_empty() {
         let model = Arc::new(args.model.load(held, io.watched)?);
         let tokenizer = Arc::new(checkpoint.tokenizer);
+        if let Some(interrupt) = &interrupt {
+            interrupt.watch().context("cannot watch for interrupts")?;
+        }
         for (group, plan) in groups.iter().zip(plans) {
+            if came().is_some() {
+                break;
+            }
+            let fewer = plan.fewer;
             let options = plan.options(tokenizer.clone(), !args.batch.no_prefix_cache);
             let server = Server::new(model.clone(), options, &requests);
-            let mut server = server.map_err(|error| group.blame(args, error))?;
+            let mut server = server.map_err(|error| group.blame(args, error, fewer))?;
             if let Err(error) = server.capture(io.watched) {
                 let _ = writeln!(io.err, "{}", GraphArgs::warning(error));
             }
             let bar = progress::requests(io.watched, requests.len());
-            server.serve(&group.indices, &mut results, &mut totals, &bar)?;
+            let served = server.serve(
+                &group.indices,
+                &mut results,
+                &mut totals,
+                &bar,
+                interrupt.as_ref(),
+            );
             bar.finish_and_clear();
+            served?;
         }
+    }
+    if let Some(by) = came().filter(|_| totals.done() < requests.len()) {
+        let _ = write!(io.err, "{totals}");
+        bail!(interrupted(by, &results, requests.len()));
     }
     results.finish()?;
     let _ = write!(io.err, "{totals}");

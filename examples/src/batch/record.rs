@@ -2,6 +2,7 @@
 
 use anyhow::{bail, ensure};
 use deepseek_model::engine::{EndReason, EngineRequest};
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::id::Id;
@@ -12,7 +13,7 @@ use crate::io;
 const REMEDY: &str = "choose another file, or remove the line";
 
 /// Nats by which sums in f32 can put a log-probability above that of what is certain.
-const ROUNDING: f32 = 1e-3;
+const ROUNDING: f64 = 1e-3;
 
 /// Of a line of another kind.
 pub(super) const NO_RESULT: &str =
@@ -104,12 +105,17 @@ pub(super) struct Known {
     #[serde(default, deserialize_with = "seconds")]
     time_to_first_token_s: bool,
     // A number that JSON has none for is null.
-    prompt_logprobs_nats: Option<Vec<Option<f32>>>,
-    logprobs_nats: Option<Vec<Option<f32>>>,
+    prompt_logprobs_nats: Option<Vec<Option<f64>>>,
+    logprobs_nats: Option<Vec<Option<f64>>>,
 }
 
 fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    Option::<f64>::deserialize(from).map(|_| true)
+    match Option::<f64>::deserialize(from)? {
+        Some(seconds) if seconds < 0.0 => Err(D::Error::custom(format!(
+            "expected 0 seconds or more, got {seconds}"
+        ))),
+        _ => Ok(true),
+    }
 }
 
 impl Known {
@@ -139,8 +145,8 @@ impl Known {
     }
 
     /// # Errors
-    /// It is not the result of this request, or not all of it.
-    pub(super) fn check(&self, request: &Request) -> anyhow::Result<()> {
+    /// It is not the result of this request, or not all of it, or not one of a model with so many token ids.
+    pub(super) fn check(&self, request: &Request, vocabulary: usize) -> anyhow::Result<()> {
         let id = &self.id;
         ensure!(
             request.digest == self.request,
@@ -187,7 +193,8 @@ impl Known {
                 _ => {}
             }
         }
-        self.check_counts(asked)
+        self.check_counts(asked)?;
+        self.check_values(asked, vocabulary)
     }
 
     /// # Errors
@@ -227,14 +234,29 @@ impl Known {
             };
             bail!("the result of id {id}: {name}: expected {expected}, got {count}: {REMEDY}");
         }
+        Ok(())
+    }
+
+    /// # Errors
+    /// Something is not what any request can have led to.
+    fn check_values(&self, asked: &EngineRequest, vocabulary: usize) -> anyhow::Result<()> {
+        let id = &self.id;
+        let mut ids = self.ids.iter().flatten();
+        if let Some(unknown) = ids.find(|token| **token as usize >= vocabulary) {
+            bail!(
+                "the result of id {id}: ids: expected token ids below {vocabulary}, got {unknown}: {REMEDY}"
+            );
+        }
         for (name, values) in [
             ("logprobs_nats", &self.logprobs_nats),
             ("prompt_logprobs_nats", &self.prompt_logprobs_nats),
         ] {
-            let values = values.iter().flatten().flatten();
-            if let Some(above) = values.into_iter().find(|value| **value > ROUNDING) {
+            let mut values = values.iter().flatten().flatten();
+            let known = |value: f64| value <= ROUNDING && value >= f32::MIN.into();
+            if let Some(other) = values.find(|value| !known(**value)) {
                 bail!(
-                    "the result of id {id}: {name}: expected log-probabilities of at most 0, got {above}: {REMEDY}"
+                    "the result of id {id}: {name}: expected log-probabilities of at most 0 that f32 holds, got \
+                     {other}: {REMEDY}"
                 );
             }
         }

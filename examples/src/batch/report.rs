@@ -103,6 +103,9 @@ impl fmt::Display for Totals {
         if self.errors_before > 0 {
             write!(f, ", {} of them errors", self.errors_before)?;
         }
+        if self.done() < self.requests {
+            write!(f, ", {} left", self.requests - self.done())?;
+        }
         writeln!(f)?;
         if self.answered + self.failed == 0 {
             return Ok(());

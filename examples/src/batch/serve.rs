@@ -13,6 +13,7 @@ use super::file::Results;
 use super::record::{Outcome, Record};
 use super::report::Totals;
 use super::request::Request;
+use crate::interrupt::Interrupt;
 use crate::{backtraces, progress};
 
 /// A request on its way.
@@ -68,7 +69,7 @@ impl<'a> Server<'a> {
         captured.map(|_| ())
     }
 
-    /// Runs requests to their ends.
+    /// Runs requests to their ends, or to an interrupt.
     ///
     /// # Errors
     /// A result cannot be written. A request that fails is a result.
@@ -78,6 +79,7 @@ impl<'a> Server<'a> {
         results: &mut Results<'_>,
         totals: &mut Totals,
         bar: &ProgressBar,
+        interrupt: Option<&Interrupt>,
     ) -> anyhow::Result<()> {
         let begun = Instant::now();
         let mut indices = indices.iter();
@@ -101,7 +103,8 @@ impl<'a> Server<'a> {
                     }
                 }
             }
-            if self.engine.is_idle() {
+            let interrupted = interrupt.and_then(Interrupt::came).is_some();
+            if interrupted || self.engine.is_idle() {
                 break;
             }
             let step = Instant::now();

@@ -8,18 +8,22 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, ensure};
 use clap::Parser;
 use deepseek_model::engine::EngineOptions;
-use deepseek_model::memory::{Bytes, Demand, StepSize};
+use deepseek_model::memory::{Bytes, Demand, Place, StepSize, largest_below};
 use deepseek_model::tokenizer::Tokenizer;
-use deepseek_model::{CacheOptions, Config, Error, ModelOptions, RunnerOptions};
+use deepseek_model::weights::held_bytes;
+use deepseek_model::{CacheError, CacheOptions, Config, Error, ModelOptions, RunnerOptions};
 
 use super::answers::QUEUE;
 use super::app::Limits;
 use super::body::WHOLE;
 use super::connections::{HEAD, SPARE, STALL};
+use super::jinja::FUEL;
 use super::linger::WHILE;
 use super::params::{MAX_CHOICES, MAX_STOPS};
-use super::renders::{AT_ONCE, LONGEST, MEMORY, PER_BYTE};
+use super::renders::{AT_ONCE, LONGEST, MEMORY, MOST_TEXT, PER_BYTE};
 use super::respond::KEEP_ALIVE;
+use super::template::MOST_SOURCE;
+use super::tojson::{MOST_DEPTH, MOST_VALUES};
 use super::{LAST_BYTES, chat, completions};
 use crate::flags::{self, Blame};
 use crate::graphs::GraphArgs;
@@ -34,7 +38,8 @@ fn after_help() -> String {
     let times = [HEAD, WHOLE, WHILE, STALL, KEEP_ALIVE, LAST_BYTES, LONGEST];
     let [head, body, linger, stall, keep_alive, last, longest] = times.map(|time| time.as_secs());
     let (completion, chat) = (completions::MAX_LIKELIEST, chat::MAX_LIKELIEST);
-    let memory = MEMORY >> 20;
+    let [memory, text] = [MEMORY, MOST_TEXT].map(|bytes| bytes >> 20);
+    let source = MOST_SOURCE >> 20;
     format!(
         "\
 Paths:
@@ -73,10 +78,15 @@ Limits beside those of the flags:
   texts of a request                 the smaller of {MAX_CHOICES} and of --max-running and --max-waiting
                                      together: prompts times n
   stop texts of a request            {MAX_STOPS}
-  chat templates                     run {AT_ONCE} at a time, in processes of their own, and a client waits
-                                     {longest} s for its own, or --request-timeout where that is less. A
-                                     process that takes longer, or more memory than {memory} MiB and {PER_BYTE}
-                                     bytes for each of --max-body (on Linux), is ended
+  chat templates                     have {source} MiB at most. They run {AT_ONCE} at a time, in a process for
+                                     each conversation, and a client waits {longest} s for its own, or
+                                     --request-timeout where that is less. A process that takes longer,
+                                     or more memory than {memory} MiB and {PER_BYTE} bytes for each of --max-body (on
+                                     Linux), is ended, and so is one whose client goes away. One makes
+                                     a text of {text} MiB at most, in {FUEL} steps (an instruction, or
+                                     64 bytes of a text); what it writes as JSON has {MOST_VALUES} values
+                                     at most, nested {MOST_DEPTH} deep
+  messages of a conversation         as many as a text may have tokens
   readers                            are given up after {stall} s in which they took nothing, or once {QUEUE}
                                      tokens of each text wait for them. A stream that has nothing to
                                      say for {keep_alive} s has a comment
@@ -219,22 +229,21 @@ impl ServeArgs {
         }
     }
 
-    /// Tokens that the cache holds.
-    fn max_tokens(&self) -> usize {
-        let usual = || self.max_running.get().saturating_mul(TOKENS_EACH);
-        self.cache_tokens.map_or_else(usual, NonZeroUsize::get)
+    /// The cache of so many texts at a time.
+    fn cache(&self, running: usize) -> CacheOptions {
+        let usual = || running.saturating_mul(TOKENS_EACH);
+        CacheOptions {
+            max_sequences: running,
+            max_tokens: self.cache_tokens.map_or_else(usual, NonZeroUsize::get),
+            page_tokens: CacheOptions::PAGE_TOKENS,
+            policy: self.policy.replay,
+            sampled_rows: NonZeroU32::MIN,
+        }
     }
 
     /// What the engine is made for.
     pub(super) fn engine(&self, config: &Config, tokenizer: Arc<Tokenizer>) -> EngineOptions {
-        let sequences = self.max_running.get();
-        let cache = CacheOptions {
-            max_sequences: sequences,
-            max_tokens: self.max_tokens(),
-            page_tokens: CacheOptions::PAGE_TOKENS,
-            policy: self.policy.replay,
-            sampled_rows: NonZeroU32::MIN,
-        };
+        let cache = self.cache(self.max_running.get());
         let longest = cache.max_tokens.min(config.max_positions);
         EngineOptions {
             cache,
@@ -271,17 +280,34 @@ impl ServeArgs {
         }
     }
 
-    /// Names the flag that a failure to set up is due to.
-    pub(super) fn blame(&self, error: Error) -> anyhow::Error {
+    /// Names the flag that a failure to set up is due to, and a number for it that would do. The model is not in
+    /// memory, or not any more.
+    pub(super) fn blame(&self, error: Error, config: &Config, place: Place) -> anyhow::Error {
         if let Some(flag) = self.graphs.to_blame(&error) {
             return anyhow::Error::from(error).context(flag);
         }
         let size = format!(
             "--max-running {}, --cache-tokens {}",
             self.max_running,
-            self.max_tokens()
+            self.cache(self.max_running.get()).max_tokens
         );
-        blame(error, &self.policy.flag(), &size)
+        let weights = held_bytes(config, place.dtype).ok().flatten();
+        let weights = weights.unwrap_or(u64::MAX);
+        let fits = |running| {
+            let cache = self.cache(running);
+            cache.fits_host(config, place.dtype, weights)
+        };
+        let running = match &error {
+            Error::Cache(CacheError::TooLarge { .. }) if !place.gpu => {
+                largest_below(self.max_running.get(), fits)
+            }
+            _ => 0,
+        };
+        let error = blame(error, &self.policy.flag(), &size);
+        match running {
+            0 => error,
+            running => anyhow!("{error:#} (lower --max-running to {running})"),
+        }
     }
 }
 

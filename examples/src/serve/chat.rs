@@ -35,15 +35,7 @@ pub(super) async fn complete(
 ) -> Result<Response> {
     let body = body::read(request, app.limits.body).await?;
     let pass = app.pass()?;
-    let (app, chat) = work(move || Ok((app.clone(), Chat::parse(&body, &app)?))).await?;
-    let renders = app.renders.as_ref();
-    let renders = renders.map_err(|reason| ApiError::field("messages", reason))?;
-    let text = renders.render(app.limits.time, &chat.messages).await?;
-    let (app, prompt) = work(move || {
-        let prompt = encode(&app, &text)?;
-        Ok((app, prompt))
-    })
-    .await?;
+    let (app, chat, prompt) = peer.waits_for(prepare(app, body)).await?;
     let tokens = prompt.len();
     let (params, logprobs) = (&chat.params, chat.logprobs);
     let answers = app.order(Order {
@@ -59,6 +51,23 @@ pub(super) async fn complete(
     let reply = Reply::new(answers, tokenizer, vec![None], told, params.n, tokens);
     let form = Form::new(Kind::Chat, &app.name, logprobs, params.include_usage);
     respond::answer(reply, form, params.stream, peer).await
+}
+
+/// What a request asks for, and the ids of its conversation.
+async fn prepare(app: Arc<App>, body: Vec<u8>) -> Result<(Arc<App>, Chat, Vec<u32>)> {
+    let (app, chat) = work(move || {
+        let chat = Chat::parse(&body, &app)?;
+        Ok((app, chat))
+    })
+    .await?;
+    let renders = app.renders.as_ref();
+    let renders = renders.map_err(|reason| ApiError::field("messages", reason))?;
+    let text = renders.render(app.limits.time, &chat.messages).await?;
+    work(move || {
+        let prompt = encode(&app, &text)?;
+        Ok((app, chat, prompt))
+    })
+    .await
 }
 
 impl Chat {

@@ -44,12 +44,12 @@ pub(super) async fn complete(
 ) -> Result<Response> {
     let body = body::read(request, app.limits.body).await?;
     let pass = app.pass()?;
-    let (app, completion, encoded) = work(move || {
+    let prepare = work(move || {
         let completion = Completion::parse(&body, &app)?;
         let encoded = completion.encode(&app)?;
         Ok((app, completion, encoded))
-    })
-    .await?;
+    });
+    let (app, completion, encoded) = peer.waits_for(prepare).await?;
     let (prompts, echoes): (Vec<_>, Vec<_>) = encoded.into_iter().unzip();
     let tokens = prompts.iter().map(Vec::len).sum();
     let params = &completion.params;

@@ -5,23 +5,19 @@ use std::error::Error as _;
 use std::fmt::{Display, Formatter, Write};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value, ValueKind};
-use minijinja::{Environment, Error, State, context};
-use minijinja_contrib::pycompat;
+use minijinja::value::{Rest, Serde, Value};
+use minijinja::{Environment, Error, context};
+use minijinja_contrib::globals::cycler;
 use serde::{Deserialize, Serialize};
-use serde_json::ser::{Formatter as JsonFormatter, PrettyFormatter, Serializer};
 
 use super::template::Template;
+use super::tojson::tojson;
+use super::{dialect, methods, python};
 use crate::io::escaped;
 
 /// What a rendering may cost, in minijinja's unit: an instruction, or 64 bytes of a result. Conversations
 /// of megabytes take a fraction; a loop without end comes to one.
-const FUEL: u64 = 16_000_000;
-
-/// How deep the values that a template writes as JSON may be nested, and how many they may be: they are
-/// written without a step of the template, and one that holds itself twice has twice as many at each depth.
-const MOST_DEPTH: usize = 128;
-const MOST_VALUES: usize = 1_000_000;
+pub(super) const FUEL: u64 = 16_000_000;
 
 /// Under which name the template is known in messages.
 const NAME: &str = "chat_template";
@@ -50,7 +46,7 @@ impl Compiled {
     /// What is wrong with the source.
     pub(super) fn new(mut template: Template) -> Result<Self, String> {
         let source = std::mem::take(&mut template.source);
-        let environment = environment(source).map_err(|error| error.to_string())?;
+        let environment = environment(&source).map_err(|error| told(&error))?;
         Ok(Self {
             environment,
             template,
@@ -77,7 +73,7 @@ impl Compiled {
     /// What a client is told of a template that has failed.
     fn fault(&self, error: &Error) -> String {
         let place = &self.template.place;
-        let text = match error.kind() {
+        match error.kind() {
             minijinja::ErrorKind::OutOfFuel => format!(
                 "{place}: expected a rendering of at most {FUEL} steps (an instruction, or 64 bytes of a text \
                  that it makes), got more: mend a loop in it that does not end, or shorten the messages"
@@ -88,30 +84,43 @@ impl Compiled {
                     .source()
                     .is_some_and(<dyn std::error::Error>::is::<Raised>) =>
             {
-                format!(
-                    "refused by {place}: {}",
-                    cut(error.detail().unwrap_or_default())
-                )
+                let words = cut(error.detail().unwrap_or_default());
+                format!("refused by {place}: {}", escaped(&words, |_| false))
             }
-            _ => format!("{place} fails on them: {error}"),
-        };
-        escaped(&text, |_| false)
+            _ => format!("{place} fails on them: {}", told(error)),
+        }
     }
 }
 
 /// As transformers sets one up.
-fn environment(source: String) -> Result<Environment<'static>, Error> {
+fn environment(source: &str) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     let mut syntax = SyntaxConfig::builder();
     syntax.trim_blocks(true).lstrip_blocks(true);
-    environment.set_syntax(syntax.build()?);
-    environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+    let syntax = syntax.build()?;
+    environment.set_syntax(syntax.clone());
+    environment.set_unknown_method_callback(methods::method);
+    environment.set_formatter(python::print);
+    minijinja_contrib::add_to_environment(&mut environment);
+    // That of minijinja takes them as a list.
+    environment.add_function("cycler", |items: Rest<Value>| cycler(items.to_vec()));
     environment.set_fuel(Some(FUEL));
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", tojson);
-    environment.add_template_owned(NAME, source)?;
+    environment.add_filter(dialect::PERCENT, python::percent);
+    environment.add_template_owned(NAME, dialect::translate(source, syntax))?;
     Ok(environment)
+}
+
+/// What minijinja says of a template, which may be as long as that.
+fn told(error: &Error) -> String {
+    let (whole, line) = (error.to_string(), error.line().unwrap_or(0));
+    let short = cut(&whole);
+    if short.len() == whole.len() {
+        return escaped(&whole, |_| false);
+    }
+    format!("{} (in {NAME}:{line})", escaped(&short, |_| false))
 }
 
 /// The beginning of what a template says, which may be the whole conversation.
@@ -150,102 +159,8 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-/// JSON as Python's `json.dumps` writes it, which is what models saw in training: with blanks after
-/// commas and colons, and, unlike Jinja's own filter, no escapes for HTML.
-#[allow(
-    clippy::needless_pass_by_value,
-    reason = "minijinja hands arguments over"
-)]
-fn tojson(_: &State, value: Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    // The default there, and texts have no other form here.
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    check_size(&value)?;
-    let json = match indent {
-        Some(width) => {
-            let blanks = " ".repeat(width.min(64));
-            dump(&value, PrettyFormatter::with_indent(blanks.as_bytes()))
-        }
-        None => dump(&value, PythonFormatter),
-    };
-    let json = json.map_err(|error| {
-        let kind = minijinja::ErrorKind::BadSerialization;
-        Error::new(kind, format!("tojson: {error}"))
-    })?;
-    Ok(Value::from_safe_string(json))
-}
-
-/// # Errors
-/// A value is nested deeper, or has more parts, than what can be written.
-fn check_size(value: &Value) -> Result<(), Error> {
-    let too_large = |what| {
-        let kind = minijinja::ErrorKind::BadSerialization;
-        Err(Error::new(
-            kind,
-            format!("tojson: expected {what}, got more"),
-        ))
-    };
-    let mut left = vec![(value.clone(), 0)];
-    let mut seen = 0;
-    while let Some((value, depth)) = left.pop() {
-        seen += 1;
-        if depth > MOST_DEPTH {
-            return too_large(format!("values nested at most {MOST_DEPTH} deep"));
-        }
-        if seen + left.len() > MOST_VALUES {
-            return too_large(format!("at most {MOST_VALUES} values"));
-        }
-        let parts = match value.kind() {
-            ValueKind::Map => value.try_iter()?.map(|key| value.get_item(&key)).collect(),
-            ValueKind::Seq | ValueKind::Iterable => {
-                value.try_iter()?.take(MOST_VALUES).map(Ok).collect()
-            }
-            _ => Ok(Vec::new()),
-        };
-        left.extend(parts?.into_iter().map(|part| (part, depth + 1)));
-    }
-    Ok(())
-}
-
-fn dump(value: &Value, formatter: impl JsonFormatter) -> Result<String, String> {
-    let mut bytes = Vec::new();
-    let mut serializer = Serializer::with_formatter(&mut bytes, formatter);
-    let written = value.serialize(&mut serializer);
-    written.map_err(|error| error.to_string())?;
-    String::from_utf8(bytes).map_err(|error| error.to_string())
-}
-
-/// Blanks where Python puts them.
-struct PythonFormatter;
-
-impl JsonFormatter for PythonFormatter {
-    fn begin_array_value<W: std::io::Write + ?Sized>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_key<W: std::io::Write + ?Sized>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_value<W: std::io::Write + ?Sized>(
-        &mut self,
-        writer: &mut W,
-    ) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn message(role: &str, content: &str) -> Message {
@@ -256,7 +171,8 @@ mod tests {
         }
     }
 
-    fn render(source: &str) -> Result<String, String> {
+    /// The text that a template makes of a short conversation.
+    pub(in crate::serve) fn render(source: &str) -> Result<String, String> {
         let template = Template {
             source: source.to_owned(),
             place: "FILE".to_owned(),
@@ -299,7 +215,33 @@ mod tests {
         assert_eq!(long, format!("refused by FILE: {}..", "é".repeat(1000)));
         insta::assert_snapshot!(render("{{ strftime_now('%') }}").unwrap_err(), @r#"FILE fails on them: invalid operation: strftime_now: "%" is no format (in chat_template:1)"#);
         insta::assert_snapshot!(render("{{ messages | frob }}").unwrap_err(), @"FILE fails on them: unknown filter: filter frob is unknown (in chat_template:1)");
-        insta::assert_snapshot!(render("{% generation %}").unwrap_err(), @"syntax error: unknown statement generation (in chat_template:1)");
+        insta::assert_snapshot!(render("{% frob %}").unwrap_err(), @"syntax error: unknown statement frob (in chat_template:1)");
+        insta::assert_snapshot!(render("{{ messages[0].content.frob() }}").unwrap_err(), @"FILE fails on them: unknown method: string has no method named frob (in chat_template:1)");
+        insta::assert_snapshot!(render("{{ messages.append(1) }}").unwrap_err(), @"FILE fails on them: invalid operation: append: a template cannot change a list or a dict: make a new one, as by + or in a namespace (in chat_template:1)");
+        insta::assert_snapshot!(render("{% set f = '%s' %}{{ f % 1 }}").unwrap_err(), @"FILE fails on them: invalid operation: tried to use % operator on unsupported types string and number (in chat_template:1)");
+    }
+
+    /// A template may make up any name, and a value may be as long as all messages.
+    #[test]
+    fn what_is_said_of_a_template_has_a_bound() {
+        let long = "x".repeat(1 << 20);
+        for template in [
+            format!("{{{{ 1 | {long} }}}}"),
+            format!("{{% {long} %}}"),
+            format!("{{{{ {long}() }}}}"),
+            format!("{{{{ ''.{long}() }}}}"),
+            format!("{{{{ 1 is {long} }}}}"),
+            "{{ strftime_now('x' * 1000000 ~ '%') }}".to_owned(),
+            "{{ 1 | int(frob='x' * 1000000) }}".to_owned(),
+            "{{ raise_exception('x' * 1000000) }}".to_owned(),
+        ] {
+            let told = render(&template).unwrap_err();
+            assert!(told.len() < 1200, "{}", &told[..100]);
+        }
+        let hidden = render("{{ strftime_now('\u{1b}[2J%') }}").unwrap_err();
+        assert!(!hidden.contains('\u{1b}'), "{hidden:?}");
+        let hidden = render("{% a\u{202e}b %}").unwrap_err();
+        assert!(!hidden.contains('\u{202e}'), "{hidden:?}");
     }
 
     /// A client chooses how long the loop of a template is. Wherever it stands, what is said is ours.
@@ -324,18 +266,5 @@ mod tests {
         for template in of_long {
             assert_eq!(render(&template), render(long), "{template}");
         }
-    }
-
-    /// What is nested too deep would end the program, and what holds itself twice would have no end.
-    #[test]
-    fn only_so_much_is_written_as_json() {
-        let nested = |depth: usize| {
-            let of = "{% set n = namespace(l=[1]) %}{% for i in range(DEPTH) %}{% set n.l = [n.l] %}{% endfor %}{{ n.l | tojson | length }}";
-            render(&of.replace("DEPTH", &depth.to_string()))
-        };
-        assert_eq!(nested(127).unwrap(), (2 * 128 + 1).to_string());
-        insta::assert_snapshot!(nested(20_000).unwrap_err(), @"FILE fails on them: could not serialize to value: tojson: expected values nested at most 128 deep, got more (in chat_template:1)");
-        let twice = "{% set n = namespace(l={'a': [1]}) %}{% for i in range(60) %}{% set n.l = {'a': n.l, 'b': n.l} %}{% endfor %}{{ n.l | tojson }}";
-        insta::assert_snapshot!(render(twice).unwrap_err(), @"FILE fails on them: could not serialize to value: tojson: expected at most 1000000 values, got more (in chat_template:1)");
     }
 }

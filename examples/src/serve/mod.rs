@@ -16,14 +16,17 @@ mod body;
 mod chat;
 mod completions;
 mod connections;
+mod dialect;
 mod error;
 mod fields;
 mod form;
 mod jinja;
 mod linger;
+mod methods;
 mod metrics;
 mod params;
 mod peer;
+mod python;
 mod renderer;
 mod renders;
 mod reply;
@@ -31,6 +34,7 @@ mod respond;
 mod routes;
 mod shutdown;
 mod template;
+mod tojson;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +44,7 @@ use deepseek_model::Model;
 use deepseek_model::engine::{Engine, EngineOptions};
 use tokio::net::TcpSocket;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
 
 use app::App;
 pub use args::ServeArgs;
@@ -56,14 +61,17 @@ use crate::graphs::GraphArgs;
 use crate::io::{Io, shown};
 use crate::memory::Remedies;
 use crate::model::Checkpoint;
-use crate::progress;
 use crate::sampling::Recommended;
+use crate::{progress, threads};
 
 /// Threads for connections; the model has its own.
 const THREADS: usize = 2;
 
 /// Threads for long texts, which become tokens there.
 const BLOCKING_THREADS: usize = 2;
+
+/// Threads of the engine.
+const ENGINE_THREADS: usize = 1;
 
 /// What connections get to hand out their last bytes, if as much is left of `--grace`.
 const LAST_BYTES: Duration = Duration::from_secs(5);
@@ -92,7 +100,9 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
     let held = args.model.options()?;
     let options = args.engine(&config, tokenizer.clone());
     let demand = args.demand(&config, &held, &options);
-    demand.estimate().map_err(|error| args.blame(error))?;
+    let place = demand.place;
+    let estimate = demand.estimate();
+    estimate.map_err(|error| args.blame(error, &config, place))?;
     args.memory
         .open(&args.model, &held.device, &demand, &REMEDIES)?;
     let notes = [
@@ -109,10 +119,11 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
         // The run does not depend on whether someone reads it.
         let _ = writeln!(io.err, "{note}");
     }
+    threads::check_more(THREADS + BLOCKING_THREADS + ENGINE_THREADS)?;
     let model = args.model.load(held, io.watched)?;
     let (gate, passed) = Gate::new();
     let app = Arc::new(App {
-        engine: start(args, model, options, io)?,
+        engine: start(model, options, io).map_err(|error| args.blame(error, &config, place))?,
         config,
         tokenizer,
         renders: usable(renders),
@@ -135,13 +146,8 @@ pub fn run(args: &ServeArgs, io: &mut Io<'_>) -> anyhow::Result<()> {
 /// Starts the engine, behind a progress bar for its graphs if someone watches.
 ///
 /// # Errors
-/// It cannot start; names the flag.
-fn start(
-    args: &ServeArgs,
-    model: Model,
-    options: EngineOptions,
-    io: &mut Io<'_>,
-) -> anyhow::Result<Engine> {
+/// It cannot start.
+fn start(model: Model, options: EngineOptions, io: &mut Io<'_>) -> deepseek_model::Result<Engine> {
     let bar = progress::capture(io.watched);
     let shown = bar.clone();
     let engine = Engine::start(model, options, move |done, total| {
@@ -149,7 +155,7 @@ fn start(
         shown.set_position(done as u64);
     });
     bar.finish_and_clear();
-    let mut engine = engine.map_err(|error| args.blame(error))?;
+    let mut engine = engine?;
     if let Some(error) = engine.capture_failure() {
         let _ = writeln!(io.err, "{}", GraphArgs::warning(error));
     }
@@ -249,13 +255,15 @@ async fn serve(
     Ok(())
 }
 
-/// Does what takes long away from the threads that others wait for.
+/// Does what takes long away from the threads that others wait for. Dropped before it began, it is not done.
 ///
 /// # Errors
 /// Those of `job`, or it panicked.
 async fn work<T: Send + 'static>(
     job: impl FnOnce() -> error::Result<T> + Send + 'static,
 ) -> error::Result<T> {
-    let done = tokio::task::spawn_blocking(job).await;
+    let mut jobs = JoinSet::new();
+    jobs.spawn_blocking(job);
+    let done = jobs.join_next().await.expect("there is one");
     done.map_err(|error| ApiError::failed(&error.to_string()))?
 }

@@ -12,12 +12,17 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use super::error::{ApiError, Result};
+
 /// What asks a client that sends no more whether it reads: an interim answer. Others would do by the
 /// standard, but this one every client passes over.
 const ASK: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// How often that is asked.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
+
+/// How often it is asked whether a client has ended its side behind bytes that nobody has read yet.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The stream of a connection, for hyper.
 pub(super) struct Stream {
@@ -69,9 +74,12 @@ impl Peer {
     /// wait for the answer: both end their requests alike. What differs is what comes of bytes that reach
     /// them; see [`Peer::refused`].
     pub(super) async fn silent(&self) {
-        if let Ok(1..) = self.stream().peek(&mut [0]).await {
-            // Another request, behind which an end could not be seen.
-            std::future::pending::<()>().await;
+        // Behind another request, or what is none, the end is not read; the system tells of it all the same.
+        while let Ok(1..) = self.stream().peek(&mut [0]).await {
+            match self.stream().ready(Interest::READABLE).await {
+                Ok(ready) if !ready.is_read_closed() => tokio::time::sleep(LOOK_AGAIN).await,
+                _ => return,
+            }
         }
     }
 
@@ -81,9 +89,21 @@ impl Peer {
         let _ = self.stream().ready(Interest::ERROR).await;
     }
 
+    /// Does what an answer takes for as long as somebody is there to read it: then it is dropped. As of
+    /// [`Peer::gone`], nothing may be sent meanwhile.
+    ///
+    /// # Errors
+    /// Those of `work`, or nobody is there.
+    pub(super) async fn waits_for<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            done = work => done,
+            () = self.gone() => Err(ApiError::client_gone()),
+        }
+    }
+
     /// Waits until nobody is there to read the answer. To be polled while nothing of it is sent, by the task
     /// of the connection.
-    pub(super) async fn gone(&self) {
+    async fn gone(&self) {
         self.silent().await;
         if !self.interim {
             return std::future::pending().await;

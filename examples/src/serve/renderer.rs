@@ -1,9 +1,10 @@
-//! The process that runs chat templates, seen from inside: `serve` starts itself again for it, since a
-//! template can end its process, fill its memory, or never come to an end.
+//! The process that runs a chat template, seen from inside: `serve` starts itself again for each conversation,
+//! since a template can end its process, fill its memory, or never come to an end.
 //!
-//! It reads lines of JSON and answers each with a line: first the template, then conversations.
+//! It reads a question, as JSON, and writes two lines of JSON: how much memory it may take, and the answer.
 
-use std::io::{self, BufRead, Write};
+use std::borrow::Cow;
+use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
@@ -14,27 +15,37 @@ use super::template::Template;
 /// The one argument that makes `serve` this process.
 pub(super) const ARGUMENT: &str = "--render-chat-templates";
 
-/// The first line.
+/// What it is asked.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Setup {
-    pub(super) template: Template,
+pub(super) struct Question<'a> {
+    pub(super) template: Cow<'a, Template>,
     /// Bytes that the process may take beyond those that it starts with.
     pub(super) memory: u64,
+    /// The conversation; none asks whether the template is one.
+    pub(super) messages: Option<Cow<'a, [Message]>>,
 }
 
-/// The answer to a line: nothing to the first one, else a text; or what is wrong with the template, or with
-/// the conversation.
+/// What bounds the memory of a process: said before the template is looked at, which may end it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Bound {
+    /// Bytes that it may take beyond those that it starts with; none if nothing bounds them.
+    pub(super) memory: Option<u64>,
+    /// Whether the process was started with a lower limit than what it was told.
+    pub(super) inherited: bool,
+}
+
+/// A text, of no length without a conversation; or what is wrong with the template, or with the conversation.
 pub(super) type Answer = Result<String, String>;
 
-/// Whether this process is to run templates and no server.
+/// Whether this process is to run a template and no server.
 pub fn is_renderer() -> bool {
     let mut args = std::env::args_os().skip(1);
     args.next().is_some_and(|first| first == ARGUMENT) && args.next().is_none()
 }
 
-/// Runs templates until standard input ends.
+/// Runs the template that standard input asks for.
 pub fn render() -> ExitCode {
-    match answer_all(io::stdin().lock(), io::stdout().lock(), bound) {
+    match answer(io::stdin().lock(), io::stdout().lock(), bound) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {ARGUMENT}: {error}");
@@ -43,34 +54,30 @@ pub fn render() -> ExitCode {
     }
 }
 
-fn answer_all(input: impl BufRead, mut out: impl Write, bound: impl FnOnce(u64)) -> io::Result<()> {
-    let mut lines = input.lines();
-    let mut answer = |answer: &Answer| {
-        serde_json::to_writer(&mut out, answer)?;
+fn answer(
+    input: impl Read,
+    mut out: impl Write,
+    bound: impl FnOnce(u64) -> Bound,
+) -> io::Result<()> {
+    let question: Question<'_> = serde_json::from_str(&io::read_to_string(input)?)?;
+    let mut say = |line: Vec<u8>| {
+        out.write_all(&line)?;
         out.write_all(b"\n")?;
         out.flush()
     };
-    let Some(first) = lines.next() else {
-        return Ok(());
-    };
-    let setup: Setup = serde_json::from_str(&first?)?;
-    bound(setup.memory);
-    let compiled = match Compiled::new(setup.template) {
-        Ok(compiled) => compiled,
-        Err(fault) => return answer(&Err(fault)),
-    };
-    answer(&Ok(String::new()))?;
-    for line in lines {
-        let messages: Vec<Message> = serde_json::from_str(&line?)?;
-        answer(&compiled.render(&messages))?;
-    }
-    Ok(())
+    say(serde_json::to_vec(&bound(question.memory))?)?;
+    let compiled = Compiled::new(question.template.into_owned());
+    let answer: Answer = compiled.and_then(|compiled| match question.messages {
+        Some(messages) => compiled.render(&messages),
+        None => Ok(String::new()),
+    });
+    say(serde_json::to_vec(&answer)?)
 }
 
 /// Lets the process take so many bytes more than it has, leave no file of its memory, and end with the one
 /// that started it.
 #[cfg(target_os = "linux")]
-fn bound(memory: u64) {
+fn bound(memory: u64) -> Bound {
     use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
     // Where one of these cannot be had, time is still bounded from outside.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -84,25 +91,36 @@ fn bound(memory: u64) {
         let first = text.split(' ').next()?;
         first.parse::<u64>().ok()
     });
-    let Some(pages) = pages else {
-        return;
-    };
-    let taken = pages.saturating_mul(rustix::param::page_size() as u64);
+    let taken = pages.map_or(0, |pages| {
+        pages.saturating_mul(rustix::param::page_size() as u64)
+    });
     let now = getrlimit(Resource::As);
     let limit = taken.saturating_add(memory);
-    let limit = now.current.map_or(limit, |now| now.min(limit));
-    let _ = setrlimit(
-        Resource::As,
-        Rlimit {
-            current: Some(limit),
-            maximum: now.maximum,
-        },
-    );
+    if let Some(now) = now.current.filter(|now| *now <= limit) {
+        return Bound {
+            memory: Some(now.saturating_sub(taken)),
+            inherited: true,
+        };
+    }
+    let lower = Rlimit {
+        current: Some(limit),
+        maximum: now.maximum,
+    };
+    let set = pages.is_some() && setrlimit(Resource::As, lower).is_ok();
+    Bound {
+        memory: set.then_some(memory),
+        inherited: false,
+    }
 }
 
 /// Elsewhere only time is bounded, from outside.
 #[cfg(not(target_os = "linux"))]
-fn bound(_: u64) {}
+fn bound(_: u64) -> Bound {
+    Bound {
+        memory: None,
+        inherited: false,
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -110,37 +128,39 @@ mod tests {
 
     use super::*;
 
-    fn setup(source: &str) -> String {
+    fn answered(source: &str, content: Option<&str>) -> String {
         let template =
             json!({"source": source, "place": "FILE", "bos_token": "<b>", "eos_token": null});
-        json!({"template": template, "memory": 1}).to_string()
-    }
-
-    fn answers(lines: &[String]) -> Vec<String> {
+        let messages = content.map(|content| json!([{"role": "user", "content": content}]));
+        let question = json!({"template": template, "memory": 7, "messages": messages});
         let mut out = Vec::new();
-        answer_all(lines.join("\n").as_bytes(), &mut out, |_| ()).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        text.lines().map(str::to_owned).collect()
+        let bound = |memory| Bound {
+            memory: Some(memory),
+            inherited: false,
+        };
+        answer(question.to_string().as_bytes(), &mut out, bound).unwrap();
+        String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn each_line_has_an_answer_in_a_line() {
-        let messages = |content: &str| json!([{"role": "user", "content": content}]).to_string();
+    fn a_question_has_its_bound_and_its_answer_in_a_line_each() {
         let source = "{{ bos_token }}{% if messages[0].content == 'no' %}{{ raise_exception('never') }}{% endif %}{{ messages[0].content }}";
-        let lines = [
-            setup(source),
-            messages("a\nb"),
-            messages("no"),
-            messages("c"),
-        ];
-        insta::assert_snapshot!(answers(&lines).join("\n"), @r#"
-        {"Ok":""}
+        insta::assert_snapshot!(answered(source, Some("a\nb")), @r#"
+        {"memory":7,"inherited":false}
         {"Ok":"<b>a\nb"}
-        {"Err":"refused by FILE: never"}
-        {"Ok":"<b>c"}
         "#);
-        let broken = answers(&[setup("{% if %}"), messages("a")]);
-        insta::assert_snapshot!(broken.join("\n"), @r#"{"Err":"syntax error: unexpected end of block (in chat_template:1)"}"#);
-        assert!(answers(&[]).is_empty());
+        insta::assert_snapshot!(answered(source, Some("no")), @r#"
+        {"memory":7,"inherited":false}
+        {"Err":"refused by FILE: never"}
+        "#);
+        // Nothing is rendered.
+        insta::assert_snapshot!(answered("{{ raise_exception('never') }}", None), @r#"
+        {"memory":7,"inherited":false}
+        {"Ok":""}
+        "#);
+        insta::assert_snapshot!(answered("{% if %}", None), @r#"
+        {"memory":7,"inherited":false}
+        {"Err":"syntax error: unexpected end of block (in chat_template:1)"}
+        "#);
     }
 }

@@ -1,24 +1,27 @@
-//! Where chat templates run: processes that `serve` starts, each for one conversation at a time, and how long
-//! someone waits for one.
+//! Where chat templates run: processes that `serve` starts, one for each conversation, and how long someone
+//! waits for one.
+//!
+//! A process that is kept for the next conversation would save some milliseconds, and need to be watched while
+//! it waits.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use serde::Serialize;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::error::{ApiError, Result};
 use super::jinja::Message;
-use super::renderer::{ARGUMENT, Answer, Setup};
+use super::renderer::{ARGUMENT, Answer, Bound, Question};
 use super::template::Template;
 
-/// Processes at a time. One without work is kept for the next conversation.
+/// Processes at a time.
 pub(super) const AT_ONCE: usize = 2;
 
 /// How long a client waits for one at most, and how long a template may take to be read at the start.
@@ -30,17 +33,18 @@ pub(super) const MEMORY: u64 = 512 << 20;
 pub(super) const PER_BYTE: u64 = 16;
 
 /// Bytes of an answer.
-const MOST_TEXT: u64 = 64 << 20;
+pub(super) const MOST_TEXT: u64 = 64 << 20;
 
-/// The places for renderings of one template, and processes that wait for work.
+/// The places for renderings of one template.
 #[derive(Debug, Clone)]
 pub(super) struct Renders(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     places: Semaphore,
-    idle: Mutex<Vec<Renderer>>,
-    setup: Setup,
+    template: Template,
+    /// Bytes, as of [`Question::memory`].
+    memory: u64,
 }
 
 /// Why there is no text.
@@ -50,42 +54,51 @@ pub(super) enum Fault {
     #[error("{0}")]
     Template(String),
     #[error(
-        "{place} ends the process that runs it ({status}): expected it to nest values less deep, and to take at \
-         most {} MiB",
-        memory >> 20
+        "{place} ends the process that runs it ({status}): expected it to nest values less deep{}",
+        told(bound)
     )]
     Ended {
         place: String,
         status: ExitStatus,
-        memory: u64,
+        bound: Bound,
     },
     #[error("{place}: expected a text of at most {} MiB, got more", MOST_TEXT >> 20)]
     TooLong { place: String },
-    /// Nothing that a template or a client does.
+    // Nothing that a template or a client does.
+    #[error(
+        "the process that ran the chat template was ended from outside ({0}), as where the machine lacks \
+         memory: ask again"
+    )]
+    Killed(ExitStatus),
+    #[error(
+        "the process for the chat template did not come to run it ({0}): expected more memory than the limit on \
+         it (ulimit -v) lets it have, or more open files (ulimit -n)"
+    )]
+    NotRun(ExitStatus),
+    #[error(
+        "cannot start a process for the chat template: {0}; limits on processes (ulimit -u) and open files \
+         (ulimit -n) hold for it too"
+    )]
+    NotStarted(std::io::Error),
     #[error("cannot run the chat template in a process of its own: {0}")]
     Process(#[from] std::io::Error),
 }
 
 impl Renders {
-    /// Reads a template, in a process, and ends that. Bodies of requests have at most `body` bytes.
+    /// Reads a template, in a process. Bodies of requests have at most `body` bytes.
     ///
     /// # Errors
     /// It is no template, cannot be read in time, or processes cannot be started.
     pub(super) fn new(template: Template, body: usize) -> anyhow::Result<Self> {
-        let setup = Setup {
+        let shared = Shared {
+            places: Semaphore::new(AT_ONCE),
             template,
             memory: MEMORY.saturating_add(PER_BYTE.saturating_mul(body as u64)),
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let read = async {
-            let renderer = Renderer::start(&setup).await?;
-            // It belongs to this runtime.
-            renderer.end().await;
-            Ok::<_, Fault>(())
-        };
-        let read = runtime.block_on(async { timeout(LONGEST, read).await });
+        let read = runtime.block_on(async { timeout(LONGEST, shared.ask(None)).await });
         let Ok(read) = read else {
             anyhow::bail!(
                 "expected a template that is read in {} s, got one that takes longer",
@@ -93,14 +106,11 @@ impl Renders {
             );
         };
         read?;
-        Ok(Self(Arc::new(Shared {
-            places: Semaphore::new(AT_ONCE),
-            idle: Mutex::new(Vec::new()),
-            setup,
-        })))
+        Ok(Self(Arc::new(shared)))
     }
 
-    /// The text of a conversation, up to where the assistant is to go on.
+    /// The text of a conversation, up to where the assistant is to go on. Dropped before, it leaves no
+    /// process, and gives its place back.
     ///
     /// # Errors
     /// What the template raises, or what it cannot do with these messages; or it takes longer than someone
@@ -111,106 +121,88 @@ impl Renders {
         messages: &[Message],
     ) -> Result<String> {
         let limit = limit.map_or(LONGEST, |limit| limit.min(LONGEST));
-        let Ok(rendered) = timeout(limit, self.0.render(messages)).await else {
+        let render = async {
+            // Nobody closes it.
+            let _place = self.0.places.acquire().await;
+            self.0.ask(Some(messages)).await
+        };
+        let Ok(rendered) = timeout(limit, render).await else {
             return Err(too_slow(limit));
         };
-        rendered.map_err(|fault| match fault {
-            Fault::Process(_) => ApiError::failed(&fault.to_string()),
-            _ => ApiError::field("messages", fault.to_string()),
+        rendered.map_err(|fault| {
+            let text = fault.to_string();
+            match fault {
+                Fault::Template(_) | Fault::Ended { .. } | Fault::TooLong { .. } => {
+                    ApiError::field("messages", text)
+                }
+                Fault::Killed(_) | Fault::NotRun(_) | Fault::NotStarted(_) | Fault::Process(_) => {
+                    ApiError::failed(&text)
+                }
+            }
         })
     }
 }
 
 impl Shared {
-    async fn render(&self, messages: &[Message]) -> std::result::Result<String, Fault> {
-        // Nobody closes it.
-        let _place = self.places.acquire().await;
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiting = idle().pop();
-        let waiting = waiting.and_then(|mut renderer| renderer.runs().then_some(renderer));
-        let mut renderer = match waiting {
-            Some(renderer) => renderer,
-            None => Renderer::start(&self.setup).await?,
+    /// Asks a process, which ends with its answer, or when this is dropped.
+    async fn ask(&self, messages: Option<&[Message]>) -> std::result::Result<String, Fault> {
+        let question = Question {
+            template: Cow::Borrowed(&self.template),
+            memory: self.memory,
+            messages: messages.map(Cow::Borrowed),
         };
-        // Dropped in between, for lack of time or a client that has gone, the process ends.
-        let answer = renderer.ask(&self.setup, messages).await?;
-        idle().push(renderer);
-        answer.map_err(Fault::Template)
-    }
-}
-
-/// A process that has read the template. It ends when this is dropped.
-#[derive(Debug)]
-struct Renderer {
-    process: Child,
-    input: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Renderer {
-    async fn start(setup: &Setup) -> std::result::Result<Self, Fault> {
-        let mut command = Command::new(program()?);
-        command
-            .arg(ARGUMENT)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true);
-        // A signal from the terminal is for the server, which lets conversations come to their ends.
-        #[cfg(unix)]
-        command.process_group(0).arg0("serve");
-        let mut process = command.spawn()?;
-        let (input, answers) = (process.stdin.take(), process.stdout.take());
-        let mut renderer = Self {
-            process,
-            input: input.ok_or_else(no_pipe)?,
-            answers: BufReader::new(answers.ok_or_else(no_pipe)?),
-        };
-        let answer = renderer.ask(setup, setup).await?;
-        answer.map_err(Fault::Template)?;
-        Ok(renderer)
-    }
-
-    /// Whether it is there still: the system may have ended it while it waited.
-    fn runs(&mut self) -> bool {
-        matches!(self.process.try_wait(), Ok(None))
-    }
-
-    /// Lets it end, and waits for that.
-    async fn end(self) {
-        let Self {
-            mut process, input, ..
-        } = self;
+        let question = serde_json::to_vec(&question).map_err(std::io::Error::from)?;
+        let mut process = start().map_err(Fault::NotStarted)?;
+        let (input, out) = (process.stdin.take(), process.stdout.take());
+        let (mut input, out) = (input.ok_or_else(no_pipe)?, out.ok_or_else(no_pipe)?);
+        // Where the process has ended, its status tells of it.
+        let _ = input.write_all(&question).await;
         drop(input);
-        // One that does not end is killed with the future that this is.
-        let _ = process.wait().await;
+        let mut said = Vec::new();
+        out.take(MOST_TEXT).read_to_end(&mut said).await?;
+        if said.len() as u64 == MOST_TEXT {
+            let place = self.template.place.clone();
+            return Err(Fault::TooLong { place });
+        }
+        let status = process.wait().await?;
+        self.understand(&said, status)
     }
 
-    async fn ask(
-        &mut self,
-        setup: &Setup,
-        question: &(impl Serialize + ?Sized),
-    ) -> std::result::Result<Answer, Fault> {
-        let place = || setup.template.place.clone();
-        let mut line = serde_json::to_vec(question).map_err(std::io::Error::from)?;
-        line.push(b'\n');
-        // Where the process has ended, reading tells of it.
-        let _ = self.input.write_all(&line).await;
-        let mut answer = Vec::new();
-        let mut limited = (&mut self.answers).take(MOST_TEXT);
-        limited.read_until(b'\n', &mut answer).await?;
-        if answer.ends_with(b"\n") {
-            return Ok(serde_json::from_slice(&answer).map_err(std::io::Error::from)?);
+    /// What a process that ended has said.
+    fn understand(&self, said: &[u8], status: ExitStatus) -> std::result::Result<String, Fault> {
+        let mut lines = said.split_inclusive(|byte| *byte == b'\n');
+        let mut line = || lines.next().filter(|line| line.ends_with(b"\n"));
+        let (bound, answer) = (line(), line());
+        if let (Some(answer), true) = (answer, status.success()) {
+            let answer: Answer = serde_json::from_slice(answer).map_err(std::io::Error::from)?;
+            return answer.map_err(Fault::Template);
         }
-        if answer.len() as u64 == MOST_TEXT {
-            return Err(Fault::TooLong { place: place() });
-        }
+        let bound = match bound {
+            _ if from_outside(status) => return Err(Fault::Killed(status)),
+            None => return Err(Fault::NotRun(status)),
+            Some(bound) => serde_json::from_slice(bound).map_err(std::io::Error::from)?,
+        };
         Err(Fault::Ended {
-            place: place(),
-            status: self.process.wait().await?,
-            memory: setup.memory,
+            place: self.template.place.clone(),
+            status,
+            bound,
         })
     }
+}
+
+/// Starts a process that takes a question.
+fn start() -> std::io::Result<Child> {
+    let mut command = Command::new(program()?);
+    command
+        .arg(ARGUMENT)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    // A signal from the terminal is for the server, which lets conversations come to their ends.
+    #[cfg(unix)]
+    command.process_group(0).arg0("serve");
+    command.spawn()
 }
 
 /// This program, also where its file has been deleted or replaced.
@@ -224,6 +216,41 @@ fn program() -> std::io::Result<PathBuf> {
 
 fn no_pipe() -> std::io::Error {
     std::io::Error::other("a process without pipes")
+}
+
+/// Whether a process got a signal that it does not bring upon itself, as it does for lack of stack or memory.
+#[cfg(unix)]
+fn from_outside(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    use tokio::signal::unix::SignalKind;
+    let outside = [
+        SignalKind::hangup(),
+        SignalKind::interrupt(),
+        SignalKind::quit(),
+        SignalKind::from_raw(KILL),
+        SignalKind::terminate(),
+    ];
+    status
+        .signal()
+        .is_some_and(|signal| outside.contains(&SignalKind::from_raw(signal)))
+}
+
+/// SIGKILL, by POSIX.
+#[cfg(unix)]
+const KILL: i32 = 9;
+
+#[cfg(not(unix))]
+fn from_outside(_: ExitStatus) -> bool {
+    false
+}
+
+/// The limit on memory, as messages end with it.
+fn told(bound: &Bound) -> String {
+    let Some(memory) = bound.memory else {
+        return String::new();
+    };
+    let of_system = if bound.inherited { " (ulimit -v)" } else { "" };
+    format!(", and to take at most {} MiB{of_system}", memory >> 20)
 }
 
 fn too_slow(limit: Duration) -> ApiError {

@@ -29,10 +29,7 @@ pub(super) async fn answer(reply: Reply, form: Form, stream: bool, peer: Peer) -
     if stream {
         return Ok(streamed(reply, form, peer));
     }
-    tokio::select! {
-        answer = whole(reply, &form) => answer,
-        () = peer.gone() => Err(ApiError::client_gone()),
-    }
+    peer.waits_for(whole(reply, &form)).await
 }
 
 /// The answer in one piece.

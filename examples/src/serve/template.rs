@@ -3,10 +3,13 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::io::{read_text, shown};
+
+/// Bytes of a template. It is read for each conversation anew; those of released models have a hundredth.
+pub(super) const MOST_SOURCE: usize = 1 << 20;
 
 /// A model's template as it is written, with the tokens that it names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +42,13 @@ impl Template {
                 None => return Ok(None),
             },
         };
+        if source.len() > MOST_SOURCE {
+            let (most, got) = (MOST_SOURCE >> 20, source.len());
+            bail!(
+                "{}: expected a chat template of at most {most} MiB, got {got} bytes",
+                shown(&path)
+            );
+        }
         let template = Self {
             source,
             place: place.to_owned(),
@@ -49,12 +59,20 @@ impl Template {
     }
 }
 
-/// A file's text; none if there is no such file.
+/// A file's text; none if nothing has this name. A pipe would be waited for, and a device read for ever.
 fn read(path: &Path) -> anyhow::Result<Option<String>> {
-    match path.metadata() {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        _ => read_text(path).map(Some).with_context(|| shown(path)),
+    // A link that leads nowhere is something.
+    let named = path.symlink_metadata();
+    if named.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        return Ok(None);
     }
+    let text = match path.metadata() {
+        Ok(found) if !found.is_file() && !found.is_dir() => Err(anyhow!(
+            "expected a file, found a pipe, a socket or a device"
+        )),
+        _ => read_text(path),
+    };
+    text.map(Some).with_context(|| shown(path))
 }
 
 /// The template that a `chat_template` gives.
@@ -130,5 +148,29 @@ mod tests {
         let jinja = "chat_template.jinja";
         std::fs::write(dir.path().join(jinja), "four").unwrap();
         assert_eq!(load(), found("four", jinja, jinja), "the file comes first");
+        std::fs::write(dir.path().join(jinja), "x".repeat(MOST_SOURCE + 1)).unwrap();
+        insta::assert_snapshot!(load().unwrap_err(), @"DIR/chat_template.jinja: expected a chat template of at most 1 MiB, got 1048577 bytes");
+    }
+    /// Nobody may write to a pipe, and a link to nowhere is a mistake that is told.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_refused_and_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = || {
+            let error = Template::load(dir.path()).unwrap_err();
+            format!("{error:#}").replace(dir.path().to_str().unwrap(), "DIR")
+        };
+        let path = dir.path().join("chat_template.jinja");
+        std::os::unix::fs::symlink("no/such", &path).unwrap();
+        insta::assert_snapshot!(told(), @"DIR/chat_template.jinja: expected a file, found a symbolic link to no/such, which is not there");
+        std::fs::remove_file(&path).unwrap();
+        let (read, write) = std::io::pipe().unwrap();
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(&read);
+        std::os::unix::fs::symlink(format!("/proc/self/fd/{pipe}"), &path).unwrap();
+        insta::assert_snapshot!(told(), @"DIR/chat_template.jinja: expected a file, found a pipe, a socket or a device");
+        drop(write);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        insta::assert_snapshot!(told(), @"DIR/chat_template.jinja: expected a file, found a directory");
     }
 }

@@ -57,6 +57,56 @@ fn an_interrupt_leaves_what_was_made() {
     assert!(err.ends_with(said), "{err}");
 }
 
+/// What is done is there, in a file or on standard output, and a file is gone on from.
+#[test]
+fn an_interrupt_leaves_the_results_of_a_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let [requests, results] = ["in.jsonl", "out.jsonl"].map(|name| dir.path().join(name));
+    // The first results come soon, the last ones late.
+    let lines = (0..40).map(|n| {
+        let new = if n < 4 { 2 } else { 3000 };
+        format!("{{\"prompt\": \"And God said {n}\", \"max_new_tokens\": {new}}}\n")
+    });
+    std::fs::write(&requests, lines.collect::<String>()).unwrap();
+    let flags = ["--greedy", "--max-running", "8", "--batch"];
+    let flags = [&flags[..], &[requests.to_str().unwrap()]].concat();
+    let left = |output: &Output, status, said: &str| {
+        let err = texts(output).1;
+        assert_eq!(output.status.code(), Some(status), "{err}");
+        let last = err.lines().last().unwrap();
+        let left = last.strip_prefix(&format!("error: {said}: ")).unwrap();
+        let (left, rest) = left.split_once(" of 40 requests had no result").unwrap();
+        let left: usize = left.parse().unwrap();
+        let summary = format!(
+            "batch    40 requests: {} answered, {left} left\n",
+            40 - left
+        );
+        assert!(err.contains(&summary), "{err}");
+        (left, rest.to_owned())
+    };
+    let output = in_the_middle("generate", &flags, "INT");
+    let done = texts(&output).0.lines().count();
+    assert_eq!(
+        left(&output, 130, "interrupted"),
+        (40 - done, String::new())
+    );
+    // Nothing on standard output tells when there is something.
+    let to_file = [&flags[..], &["--output", results.to_str().unwrap()]].concat();
+    let done = || std::fs::read_to_string(&results).map_or(0, |text| text.lines().count());
+    let waits = (0..7).map(|doublings| Duration::from_millis(200 << doublings));
+    let mut ends = waits.map(|wait| ended("generate", &to_file, "TERM", wait));
+    let output = ends.find(|_| done() > 0).unwrap();
+    let goes_on = "; the same command goes on from there".to_owned();
+    assert_eq!(left(&output, 143, "terminated"), (40 - done(), goes_on));
+    let before = done();
+    let output = ended("generate", &to_file, "TERM", Duration::from_secs(2));
+    let said = texts(&output).1;
+    assert!(
+        done() >= before && said.contains(&format!("{before} had results before")),
+        "{said}"
+    );
+}
+
 /// The rows of the short contexts are measured within a moment, and wait for those of the long ones.
 #[test]
 fn an_interrupt_leaves_what_was_measured() {

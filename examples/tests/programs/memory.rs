@@ -1,7 +1,8 @@
 //! The programs under a limit on their addresses (`ulimit -v`). The allocator would end them, with a number
 //! of bytes and no word about what took them.
 
-use std::process::Output;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -13,11 +14,14 @@ const SHORT: [&str; 5] = ["--prompt", "a", "--max-new-tokens", "1", "--greedy"];
 
 /// A program with so many KiB of addresses.
 fn under(kib: u32, name: &str, args: &[&str]) -> Output {
-    limited(&format!("-v {kib}"), name)
-        .args(args)
-        .env("RAYON_NUM_THREADS", "2")
-        .output()
-        .unwrap()
+    of_addresses(kib, name, args).output().unwrap()
+}
+
+/// The same, not yet started.
+fn of_addresses(kib: u32, name: &str, args: &[&str]) -> Command {
+    let mut command = limited(&format!("-v {kib}"), name);
+    command.args(args).env("RAYON_NUM_THREADS", "2");
+    command
 }
 
 /// What a program says that is refused for lack of memory; the machine has enough, so that nothing else
@@ -57,6 +61,60 @@ fn a_step_that_does_not_fit_the_memory_is_refused_by_its_flag() {
     assert!(err.starts_with(start), "{err}");
     let fits = chunk(&err).unwrap();
     assert!((1000..100_003).contains(&fits), "{err}");
+}
+
+/// The number for `--max-running` that a refusal ends with.
+fn running(refusal: &str) -> Option<u32> {
+    let (_, end) = refusal.split_once(" (lower --max-running to ")?;
+    end.strip_suffix(")\n")?.parse().ok()
+}
+
+/// Tokens that would fit were named alone, of which there are none where the texts' own memory is too much.
+#[test]
+fn texts_at_a_time_that_a_refusal_names_are_served() {
+    let serve = ["--port", "0", "--max-running"];
+    for mib in [400, 700] {
+        for (most, more) in [("5000", &[][..]), ("99999", &["--cache-tokens", "4096"])] {
+            let flags = [&serve[..], &[most], more].concat();
+            let err = refusal(mib << 10, "serve", &flags);
+            let fits = running(&err).unwrap_or_else(|| panic!("{mib} MiB: {err}"));
+            assert!((10..5000).contains(&fits), "{mib} MiB: {err}");
+            let fits = fits.to_string();
+            let flags = [&serve[..], &[&fits], more].concat();
+            let mut child = of_addresses(mib << 10, "serve", &flags)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut line = String::new();
+            let out = child.stdout.take().unwrap();
+            BufReader::new(out).read_line(&mut line).unwrap();
+            child.kill().unwrap();
+            let err = child.wait_with_output().unwrap().stderr;
+            let err = String::from_utf8_lossy(&err);
+            assert!(line.starts_with("listening"), "{mib} MiB, {fits}: {err}");
+        }
+    }
+}
+
+/// The same of requests at once.
+#[test]
+fn requests_at_once_that_a_refusal_names_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let batch = dir.path().join("in.jsonl");
+    let line =
+        "{\"prompt\": \"a\", \"max_new_tokens\": 4000, \"stop\": [\"e\", \"a\", \"o\", \" \"]}\n";
+    std::fs::write(&batch, line.repeat(600)).unwrap();
+    let flags = ["--batch", batch.to_str().unwrap(), "--max-running"];
+    let err = refusal(500 << 10, "generate", &[&flags[..], &["600"]].concat());
+    let fits = running(&err).unwrap_or_else(|| panic!("{err}"));
+    assert!((10..600).contains(&fits), "{err}");
+    let output = under(
+        500 << 10,
+        "generate",
+        &[&flags[..], &[&fits.to_string()]].concat(),
+    );
+    assert!(output.status.success(), "{}", texts(&output).1);
 }
 
 /// What was given back of one step was once no room for the next: a number of rows that was said to fit was

@@ -41,6 +41,49 @@ fn terminal() -> (File, File) {
     (ours.into(), theirs.unwrap())
 }
 
+/// What is told behind a bar would stand in its line, and half of it below.
+#[test]
+fn an_interrupt_leaves_no_bar() {
+    let dir = tempfile::tempdir().unwrap();
+    let [requests, results] = ["in.jsonl", "out.jsonl"].map(|name| dir.path().join(name));
+    let lines = "{\"prompt\": \"a\", \"max_new_tokens\": 1}\n{\"prompt\": \"b\", \"max_new_tokens\": 4000}\n";
+    std::fs::write(&requests, lines).unwrap();
+    let (mut ours, theirs) = terminal();
+    let mut command = program("generate");
+    command.args(["--greedy", "--batch"]).arg(&requests);
+    command.arg("--output").arg(&results).stderr(theirs);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    // It would wait for a terminal that is full.
+    let written = std::thread::spawn(move || {
+        let mut written = Vec::new();
+        let _ = ours.read_to_end(&mut written);
+        written
+    });
+    while std::fs::read_to_string(&results).map_or(true, |text| text.is_empty()) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let signal = std::process::Command::new("kill")
+        .args(["-s", "INT", &child.id().to_string()])
+        .status();
+    assert!(signal.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let written = written.join().unwrap();
+    let mut screen = vt100::Parser::new(ROWS, COLUMNS, 0);
+    screen.process(&written);
+    let left = screen.screen().contents();
+    let lines: Vec<&str> = left.lines().collect();
+    assert!(
+        lines[0].starts_with("batch    2 requests: 1 answered, 1 left"),
+        "{left}"
+    );
+    assert_eq!(
+        *lines.last().unwrap(),
+        "error: interrupted: 1 of 2 requests had no result; the same command goes on from there"
+    );
+    assert!(!left.contains("waiting"), "{left}");
+}
+
 /// A bar that is drawn again would wipe out what came behind it.
 #[test]
 fn results_stay_where_a_bar_is_drawn() {

@@ -149,6 +149,19 @@ pub(super) fn plan_pages(
 }
 
 impl CacheOptions {
+    /// Whether the host has memory for such a cache of its own, beside as many bytes more, with some to spare:
+    /// what is said to fit must fit in another run, too. Values are held as `dtype`.
+    pub fn fits_host(&self, config: &Config, dtype: DType, beside: u64) -> bool {
+        let sized = || {
+            let sizes = Sizes::new(config, dtype, self.page_tokens)?;
+            let pages = sizes.pages(self.max_sequences, self.max_tokens)?;
+            let tensors = sizes.tensors(self.max_sequences, pages)?;
+            let all = tensors.checked_add(Sizes::lists(self.max_sequences, pages)?)?;
+            all.checked_add(beside)
+        };
+        sized().is_some_and(host::fits)
+    }
+
     /// How such a cache shares out its tokens.
     ///
     /// # Errors

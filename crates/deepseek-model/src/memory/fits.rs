@@ -2,7 +2,12 @@
 
 /// The largest number below `too_many` that `fits`, of what takes no less where there is more of it; 0 if
 /// none does.
-pub(crate) fn largest_below(too_many: usize, fits: impl Fn(usize) -> bool) -> usize {
+///
+/// ```
+/// # use deepseek_model::memory::largest_below;
+/// assert_eq!(largest_below(100, |rows| rows * 30 <= 1000), 33);
+/// ```
+pub fn largest_below(too_many: usize, fits: impl Fn(usize) -> bool) -> usize {
     let (mut most, mut too_many) = (0, too_many);
     while most + 1 < too_many {
         let number = most.midpoint(too_many);

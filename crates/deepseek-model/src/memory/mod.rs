@@ -18,6 +18,7 @@ pub(crate) mod workspace;
 pub use bytes::Bytes;
 pub use demand::{Demand, MemoryUse, Place};
 pub use error::MemoryError;
+pub use fits::largest_below;
 pub use host::Shortage;
 pub use reading::check_text;
 pub(crate) use reading::{check_json, check_json_text};

@@ -219,6 +219,10 @@ fn damaged_results_are_refused() {
         (1, "ids", json!([])),
         (1, "ids", json!(vec![5; 61])),
         (1, "stop", json!("u")),
+        (0, "ids", json!([5, 6, 99999])),
+        (0, "time_to_first_token_s", json!(-1)),
+        (0, "logprobs_nats", json!([-1, -1e39, -1])),
+        (0, "prompt_logprobs_nats", json!([null, 0.1])),
     ];
     let counts = counts.map(|(index, field, value)| (index, field, Some(value)));
     let told = fields.concat().into_iter().chain(altered).chain(counts);
@@ -291,11 +295,33 @@ fn results_of_something_else_are_refused() {
     let locked = File::open(drawn.path("out.jsonl")).unwrap();
     locked.lock().unwrap();
     insta::assert_snapshot!(drawn.refused(&[]), @"--output DIR/out.jsonl: another run writes to it");
-    let nowhere = generate(&[
-        "--batch",
-        drawn.path("in.jsonl").to_str().unwrap(),
-        "--output",
+}
+
+/// The system says that there is no such file, of one that is to be made.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_place_that_takes_no_results_is_told_by_its_directory() {
+    let batch = small();
+    let link = batch.path("link");
+    std::os::unix::fs::symlink("no/such", &link).unwrap();
+    let below_a_file = batch.path("in.jsonl").join("out");
+    let told = [
         "/no/such/place",
-    ]);
-    insta::assert_snapshot!(nowhere.refused(), @"--output /no/such/place: No such file or directory (os error 2)");
+        "/proc/x",
+        link.to_str().unwrap(),
+        below_a_file.to_str().unwrap(),
+        "no-such/place",
+    ]
+    .map(|place| {
+        let input = batch.path("in.jsonl");
+        let flags = ["--batch", input.to_str().unwrap(), "--output", place];
+        batch.shown(&generate(&flags).refused())
+    });
+    insta::assert_snapshot!(told.join("\n"), @r"
+    --output /no/such/place: expected a directory at /no/such, there is none
+    --output /proc/x: the directory /proc takes no file: No such file or directory (os error 2)
+    --output DIR/link: expected a file, found a symbolic link to no/such, where none can be made
+    --output DIR/in.jsonl/out: expected a directory at DIR/in.jsonl, found something else
+    --output no-such/place: expected a directory at no-such, there is none
+    ");
 }

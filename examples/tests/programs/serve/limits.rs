@@ -119,9 +119,15 @@ fn a_client_that_goes_away_cancels_its_request() {
         server.wait_for("replay_requests_running", 0.0);
         server.wait_for("replay_kv_pages_used", 0.0);
     }
+    // Also behind bytes that belong to no request yet.
+    let mut connection = server.begin(PATH, &long());
+    connection.send_text("\r\n");
+    server.wait_for("replay_requests_running", 1.0);
+    connection.close();
+    server.wait_for("replay_requests_running", 0.0);
     let cancelled = server.get("/metrics").body;
     assert!(
-        cancelled.contains("replay_texts_total{reason=\"cancelled\"} 2\n"),
+        cancelled.contains("replay_texts_total{reason=\"cancelled\"} 3\n"),
         "{cancelled}"
     );
 }

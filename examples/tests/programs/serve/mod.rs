@@ -8,6 +8,7 @@ mod likeliest;
 mod limits;
 mod metrics;
 mod refusals;
+mod templates;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
