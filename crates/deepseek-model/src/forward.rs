@@ -140,15 +140,14 @@ impl Model {
         rows: &Rows,
         kv_start: KvStart<'_>,
     ) -> Result<RowState> {
-        let (layer, at_cut) = (&self.layers[index], self.cut == Some(index));
-        if at_cut {
-            ctx.mark(Mark::Encoded)?;
+        let layer = &self.layers[index];
+        if self.cut != Some(index) {
+            return layer.pass(ctx, state, rows, kv_start);
         }
+        ctx.mark(Mark::Encoded)?;
         let entered = layer.enter(ctx, state, rows)?;
-        if at_cut {
-            ctx.mark(Mark::KvWritten)?;
-            ctx.mark(Mark::Gathered)?;
-        }
+        ctx.mark(Mark::KvWritten)?;
+        ctx.mark(Mark::Gathered)?;
         let kv = entered.kv.clone();
         let state = layer.run(ctx, entered, (rows, rows), kv_start)?;
         layer.store(ctx, &kv, rows)?;

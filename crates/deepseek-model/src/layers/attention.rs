@@ -64,7 +64,7 @@ impl Attention {
 
     /// `normed` and `state` hold the `running` rows; `kv` is that of all `entering` ones.
     /// An index source replaces the choice in `state`. Gives the output `[rows, h]`, and what `beside` makes
-    /// of the state, which needs no result of this.
+    /// of the state, which needs no result of this and calls no library.
     #[allow(
         clippy::too_many_arguments,
         reason = "the layer's tensors, each used once"
@@ -114,10 +114,9 @@ impl Attention {
         let attend = || {
             let entries = entries.as_ref();
             let out = attention(&q, running, &window, entries, &self.sink, table, ctx.act)?;
-            Ok(out)
+            let out = grouped_linear(&out, &self.wo_a, config.o_groups, ctx.act)?;
+            Ok(self.wo_b.forward(&out, ctx.act)?)
         };
-        let (out, beside) = join(ctx.device, attend, || beside(state))?;
-        let out = grouped_linear(&out, &self.wo_a, config.o_groups, ctx.act)?;
-        Ok((self.wo_b.forward(&out, ctx.act)?, beside))
+        join(ctx.device, attend, || beside(state))
     }
 }

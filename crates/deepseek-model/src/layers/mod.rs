@@ -79,14 +79,41 @@ impl DecoderLayer {
         )?)
     }
 
+    /// A layer that all its rows go through.
+    pub(crate) fn pass(
+        &self,
+        ctx: &StepContext<'_>,
+        state: RowState,
+        rows: &Rows,
+        kv_start: KvStart<'_>,
+    ) -> Result<RowState> {
+        let entered = self.enter(ctx, state, rows)?;
+        let kv = entered.kv.clone();
+        self.go_on(ctx, entered, (rows, rows), kv_start, || {
+            self.store(ctx, &kv, rows)
+        })
+    }
+
     /// Attention and experts for the `running` rows, which `entered` holds; `entering` are the rows
     /// that [`Self::enter`] saw.
     pub(crate) fn run(
         &self,
         ctx: &StepContext<'_>,
         entered: Entered,
+        rows: (&Rows, &Rows),
+        kv_start: KvStart<'_>,
+    ) -> Result<RowState> {
+        self.go_on(ctx, entered, rows, kv_start, || Ok(()))
+    }
+
+    /// [`Self::run`]; `attended` is called when no row attends any more.
+    fn go_on(
+        &self,
+        ctx: &StepContext<'_>,
+        entered: Entered,
         (entering, running): (&Rows, &Rows),
         kv_start: KvStart<'_>,
+        attended: impl FnOnce() -> Result<()>,
     ) -> Result<RowState> {
         let Entered {
             mut state,
@@ -116,8 +143,12 @@ impl DecoderLayer {
             ctx.act,
         )?;
         ctx.note(|| format!("layers.{}.ffn_in", self.index), &x);
-        let mix = || Ok(mix(&self.ffn_mix, &streams)?);
-        let (y, (ffn_pre, post_comb)) = self.moe.forward(ctx, self.index, &x, mix)?;
+        let beside = || {
+            let mixed = mix(&self.ffn_mix, &streams)?;
+            attended()?;
+            Ok(mixed)
+        };
+        let (y, (ffn_pre, post_comb)) = self.moe.forward(ctx, self.index, &x, beside)?;
         ctx.note(|| format!("layers.{}.ffn_out", self.index), &y);
         state.streams = expand(&y, &streams, &post_comb, ctx.act)?;
         state.pre = ffn_pre;

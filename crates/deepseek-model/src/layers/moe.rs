@@ -32,16 +32,15 @@ impl Moe {
         x: &Tensor,
         beside: impl FnOnce() -> Result<T>,
     ) -> Result<(Tensor, T)> {
-        let route = || {
-            let routed = self.route(ctx, layer, x)?;
-            Ok((routed, beside()?))
-        };
+        let route = || self.route(ctx, layer, x);
         let share = || self.share(ctx, x);
+        // None waits for another. What comes first here gets its place on the device first.
         let (shared, ((ids, weights, sorted), beside)) = if self.gate.has_own_kernel(x)? {
-            join(ctx.device, share, route)?
+            join(ctx.device, share, || join(ctx.device, route, beside))?
         } else {
             let routed = route()?;
-            (share()?, routed)
+            let (shared, beside) = join(ctx.device, share, beside)?;
+            (shared, (routed, beside))
         };
         let chosen = (&ids, &weights);
         let y = routed_experts(&self.experts, x, chosen, &sorted, &shared, ctx.act)?;
