@@ -85,6 +85,9 @@ pub(super) fn read(
                 bail!("{name} line {line}: memory does not hold more requests: {shortage}");
             }
         }
+        // Both grow in large pieces.
+        let room = requests.try_reserve(1).and(lines_of_ids.try_reserve(1));
+        room.with_context(|| format!("{name} line {line}: memory does not hold more requests"))?;
         let request = defaults.request(line, text).and_then(|request| {
             match lines_of_ids.insert(request.id.clone(), line) {
                 Some(before) => bail!("id {} is that of line {before}, too", request.id),

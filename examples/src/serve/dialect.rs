@@ -16,7 +16,8 @@ struct Edit {
 /// A template of the same lines, that minijinja understands. One that cannot be read at all is left as it is.
 ///
 /// `{% generation %}` and its end mark for training what the assistant says: their body stands for itself, with
-/// names of its own. A `%` behind a text that is written out is Python's way to fill it in.
+/// names of its own. A `%` behind a text that is written out is Python's way to fill it in, and a backslash at the
+/// end of a line in one joins lines.
 pub(super) fn translate(source: &str, syntax: SyntaxConfig) -> String {
     let tokens: Result<Vec<_>, _> = tokenize(source, false, syntax).collect();
     let Ok(tokens) = tokens else {
@@ -24,6 +25,9 @@ pub(super) fn translate(source: &str, syntax: SyntaxConfig) -> String {
     };
     let mut edits = Vec::new();
     for (at, (token, span)) in tokens.iter().enumerate() {
+        if matches!(token, Token::Str(_) | Token::String(_)) {
+            edits.extend(joined_lines(source, span));
+        }
         let before = at.checked_sub(1).map(|before| &tokens[before].0);
         match (before, token) {
             (Some(Token::BlockStart), Token::Ident("generation")) => {
@@ -59,6 +63,25 @@ impl Edit {
             text: text.to_owned(),
         }
     }
+}
+
+/// Takes a backslash at the end of a line out of a text that is written out, with the end of the line, as Python
+/// does.
+fn joined_lines(source: &str, span: &Span) -> Vec<Edit> {
+    let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+    let mut edits = Vec::new();
+    let mut chars = source[start..end].char_indices();
+    while let Some((at, c)) = chars.next() {
+        if c == '\\' && matches!(chars.next(), Some((_, '\n'))) {
+            let start = span.start_offset + at as u32;
+            edits.push(Edit {
+                start,
+                end: start + 2,
+                text: String::new(),
+            });
+        }
+    }
+    edits
 }
 
 fn apply(source: &str, edits: &[Edit]) -> String {
@@ -116,6 +139,13 @@ fn bracketed(tokens: &[(Token<'_>, Span)], at: usize) -> Option<usize> {
 mod tests {
     use super::*;
     use crate::serve::jinja::tests::render;
+
+    /// Long texts of templates are written so. The expected ones are Python's.
+    #[test]
+    fn a_backslash_joins_lines() {
+        let joined = "{{ 'a\\\nb\\\\\nc' }}{{ '%s\\\n!' % 'd\\\n' }}\\\n";
+        assert_eq!(render(joined).unwrap(), "ab\\\ncd!\\");
+    }
 
     /// The expected texts are those of transformers.
     #[test]

@@ -65,6 +65,9 @@ impl Compiled {
                 bos_token => self.template.bos_token.as_deref().unwrap_or_default(),
                 eos_token => self.template.eos_token.as_deref().unwrap_or_default(),
                 add_generation_prompt => true,
+                // There, and none: a template asks whether they are.
+                tools => (),
+                documents => (),
             })
         });
         text.map_err(|error| self.fault(&error))
@@ -109,7 +112,9 @@ fn environment(source: &str) -> Result<Environment<'static>, Error> {
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", tojson);
     environment.add_filter(dialect::PERCENT, python::percent);
-    environment.add_template_owned(NAME, dialect::translate(source, syntax))?;
+    // As Jinja reads one, on whatever system it was written.
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    environment.add_template_owned(NAME, dialect::translate(&source, syntax))?;
     Ok(environment)
 }
 
@@ -202,6 +207,10 @@ pub(super) mod tests {
             render("{{ {'a': [1]} | tojson(indent=2, ensure_ascii=False) }}").unwrap(),
             "{\n  \"a\": [\n    1\n  ]\n}"
         );
+        let ascii = "{{ '\u{1f600}é\"' | tojson(ensure_ascii=true) }}";
+        assert_eq!(render(ascii).unwrap(), r#""\ud83d\ude00\u00e9\"""#);
+        let none = "{% if tools is not none %}T{% endif %}{{ tools is none }}{{ documents is defined }}\r\n{% if true %}\r\nb\r\n{% endif %}\r\nc\rd";
+        assert_eq!(render(none).unwrap(), "TrueTrue\nb\nc\nd");
         let space = "{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}{{ messages[0].nothing is defined }}";
         assert_eq!(render(space).unwrap(), "2False");
         let year = render("{{ strftime_now('%Y') }}").unwrap();

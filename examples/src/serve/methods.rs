@@ -20,6 +20,10 @@ pub(super) fn method(
             .map_or(Ok(None), |text| of_text(state, text, name, args)),
         ValueKind::Seq => of_list(value, name, args),
         ValueKind::Map if CHANGING_A_DICT.contains(&name) => Err(changed(name)),
+        ValueKind::Map if name == "copy" => {
+            let () = from_args(args)?;
+            Ok(Some(value.clone()))
+        }
         _ => Ok(None),
     };
     match own? {

@@ -62,6 +62,12 @@ pub(super) enum Fault {
         status: ExitStatus,
         bound: Bound,
     },
+    // As a process of Rust that panics ends.
+    #[error(
+        "{place} meets a fault of what runs it ({status}): look for what is unusual in it, such as a text without \
+         an end or a number of many digits"
+    )]
+    Panicked { place: String, status: ExitStatus },
     #[error("{place}: expected a text of at most {} MiB, got more", MOST_TEXT >> 20)]
     TooLong { place: String },
     // Nothing that a template or a client does.
@@ -84,11 +90,24 @@ pub(super) enum Fault {
     Process(#[from] std::io::Error),
 }
 
+impl Fault {
+    /// Whether the template, or what it makes of a conversation, is to blame.
+    fn is_of_template(&self) -> bool {
+        match self {
+            Self::Template(_)
+            | Self::Ended { .. }
+            | Self::Panicked { .. }
+            | Self::TooLong { .. } => true,
+            Self::Killed(_) | Self::NotRun(_) | Self::NotStarted(_) | Self::Process(_) => false,
+        }
+    }
+}
+
 impl Renders {
     /// Reads a template, in a process. Bodies of requests have at most `body` bytes.
     ///
     /// # Errors
-    /// It is no template, cannot be read in time, or processes cannot be started.
+    /// It is no template, or cannot be read in time.
     pub(super) fn new(template: Template, body: usize) -> anyhow::Result<Self> {
         let shared = Shared {
             places: Semaphore::new(AT_ONCE),
@@ -105,8 +124,12 @@ impl Renders {
                 LONGEST.as_secs()
             );
         };
-        read?;
-        Ok(Self(Arc::new(shared)))
+        match read {
+            Err(fault) if fault.is_of_template() => Err(fault.into()),
+            // A process that came to nothing says nothing of the template; who asks for a chat is told if
+            // that goes on.
+            _ => Ok(Self(Arc::new(shared))),
+        }
     }
 
     /// The text of a conversation, up to where the assistant is to go on. Dropped before, it leaves no
@@ -131,13 +154,10 @@ impl Renders {
         };
         rendered.map_err(|fault| {
             let text = fault.to_string();
-            match fault {
-                Fault::Template(_) | Fault::Ended { .. } | Fault::TooLong { .. } => {
-                    ApiError::field("messages", text)
-                }
-                Fault::Killed(_) | Fault::NotRun(_) | Fault::NotStarted(_) | Fault::Process(_) => {
-                    ApiError::failed(&text)
-                }
+            if fault.is_of_template() {
+                ApiError::field("messages", text)
+            } else {
+                ApiError::failed(&text)
             }
         })
     }
@@ -182,13 +202,20 @@ impl Shared {
             None => return Err(Fault::NotRun(status)),
             Some(bound) => serde_json::from_slice(bound).map_err(std::io::Error::from)?,
         };
-        Err(Fault::Ended {
-            place: self.template.place.clone(),
-            status,
-            bound,
+        let place = self.template.place.clone();
+        Err(match status.code() {
+            Some(PANIC) => Fault::Panicked { place, status },
+            _ => Fault::Ended {
+                place,
+                status,
+                bound,
+            },
         })
     }
 }
+
+/// The status of a process of Rust that panicked.
+const PANIC: i32 = 101;
 
 /// Starts a process that takes a question.
 fn start() -> std::io::Result<Child> {
@@ -262,5 +289,50 @@ fn too_slow(limit: Duration) -> ApiError {
     ApiError {
         param: Some("messages".to_owned()),
         ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    /// A template is to blame for what it does, and for nothing that is done to its process; a fault of the
+    /// engine is not told as one of depth or memory.
+    #[test]
+    fn ends_of_processes_are_told_apart() {
+        let shared = Shared {
+            places: Semaphore::new(AT_ONCE),
+            template: Template {
+                source: String::new(),
+                place: "FILE".to_owned(),
+                bos_token: None,
+                eos_token: None,
+            },
+            memory: MEMORY,
+        };
+        let (memory, inherited) = (Some(64 << 20), true);
+        let bound = Bound { memory, inherited };
+        let mut began = serde_json::to_vec(&bound).unwrap();
+        began.push(b'\n');
+        let mut texts = String::new();
+        for (said, status) in [
+            (&began[..], 6),
+            (&began, 101 << 8),
+            (&began, KILL),
+            (b"", 1 << 8),
+        ] {
+            let fault = shared
+                .understand(said, ExitStatus::from_raw(status))
+                .unwrap_err();
+            texts += &format!("{} {fault}\n", fault.is_of_template());
+        }
+        insta::assert_snapshot!(texts, @"
+        true FILE ends the process that runs it (signal: 6 (SIGABRT)): expected it to nest values less deep, and to take at most 64 MiB (ulimit -v)
+        true FILE meets a fault of what runs it (exit status: 101): look for what is unusual in it, such as a text without an end or a number of many digits
+        false the process that ran the chat template was ended from outside (signal: 9 (SIGKILL)), as where the machine lacks memory: ask again
+        false the process for the chat template did not come to run it (exit status: 1): expected more memory than the limit on it (ulimit -v) lets it have, or more open files (ulimit -n)
+        ");
     }
 }

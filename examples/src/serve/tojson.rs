@@ -1,5 +1,7 @@
 //! What chat templates write as JSON: as Python does, and no more than can be written.
 
+use std::fmt::Write;
+
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, State};
 use serde::Serialize;
@@ -20,8 +22,7 @@ pub(super) const MOST_VALUES: usize = 1_000_000;
 )]
 pub(super) fn tojson(_: &State, value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // The default there, and texts have no other form here.
-    let _: Option<bool> = options.get("ensure_ascii")?;
+    let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     check_size(&value)?;
     let json = match indent {
@@ -35,7 +36,26 @@ pub(super) fn tojson(_: &State, value: Value, options: Kwargs) -> Result<Value, 
         let kind = minijinja::ErrorKind::BadSerialization;
         Error::new(kind, format!("tojson: {error}"))
     })?;
-    Ok(Value::from_safe_string(json))
+    Ok(Value::from_safe_string(if ensure_ascii == Some(true) {
+        ascii(&json)
+    } else {
+        json
+    }))
+}
+
+/// JSON in which what is not ASCII, so what stands in a text, is written by its numbers in UTF-16.
+fn ascii(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii() {
+            text.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                write!(text, "\\u{unit:04x}").expect("a string takes all that is written");
+            }
+        }
+    }
+    text
 }
 
 /// # Errors
