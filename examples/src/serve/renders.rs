@@ -294,6 +294,7 @@ fn too_slow(limit: Duration) -> ApiError {
 
 #[cfg(all(test, unix))]
 mod tests {
+    use std::fmt::Write;
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
@@ -326,7 +327,7 @@ mod tests {
             let fault = shared
                 .understand(said, ExitStatus::from_raw(status))
                 .unwrap_err();
-            texts += &format!("{} {fault}\n", fault.is_of_template());
+            writeln!(texts, "{} {fault}", fault.is_of_template()).unwrap();
         }
         insta::assert_snapshot!(texts, @"
         true FILE ends the process that runs it (signal: 6 (SIGABRT)): expected it to nest values less deep, and to take at most 64 MiB (ulimit -v)

@@ -6,7 +6,10 @@ use serde_json::{Map, Value};
 use super::{ExpertDtype, error::quoted, fields::Fields, other_names::same, parts::Parts};
 
 /// The object's own key.
-pub(super) const OBJECT: &str = "quantization_config";
+const OBJECT: &str = "quantization_config";
+
+/// The same in the decoder's part of a file.
+const OBJECT_OF_PART: &str = "text_config.quantization_config";
 
 /// Names that other tools have for the object. It is not read there, so that it must say nothing else.
 const OTHER_OBJECTS: [&str; 3] = ["quantization", "compression_config", "quant_config"];
@@ -80,33 +83,49 @@ impl Format {
     }
 }
 
-/// Notes every key of the object that asks for a format that is not read.
-///
-/// `other` is such an object that is read in its place, if there is one.
-pub(super) fn check(f: &mut Fields<'_>, other: Option<&Map<String, Value>>) {
-    keys_of_object(f, other);
+/// Such an object that others must not contradict, and its name in the file.
+pub(super) type Read<'a> = (&'a Map<String, Value>, &'static str);
+
+/// The object that is read of those of a file.
+pub(super) fn of_file(parts: Parts<'_>) -> Option<Read<'_>> {
+    let holder = parts.holder(OBJECT);
+    let name = if parts.are_two() && std::ptr::eq(holder, parts.text) {
+        OBJECT_OF_PART
+    } else {
+        OBJECT
+    };
+    Some((holder.get(OBJECT)?.as_object()?, name))
+}
+
+/// Notes every key of the object that asks for a format that is not read, or for another than `read`, which
+/// may be the object itself.
+pub(super) fn check(f: &mut Fields<'_>, read: Option<Read<'_>>) {
+    compare(f, &KEYS, read);
+    compare(f, &KEYS_OF_OBJECTS, read);
     // Some tools have an object for each layer in it, which may ask for a format where the whole does not.
     for name in f.names() {
         if f.holds_object(name)
             && let Some(mut f) = f.object(name)
         {
-            keys_of_object(&mut f, None);
+            check(&mut f, read);
         }
     }
 }
 
-fn keys_of_object(f: &mut Fields<'_>, other: Option<&Map<String, Value>>) {
-    compare(f, &KEYS, other);
-    compare(f, &KEYS_OF_OBJECTS, other);
+/// Notes the same of an object of this kind among the keys.
+pub(super) fn check_object(f: &mut Fields<'_>, read: Option<Read<'_>>) {
+    if let Some(mut f) = f.object(OBJECT) {
+        check(&mut f, read);
+    }
 }
 
 /// Notes every key outside of the object that asks for a format that is not read, or for another than the
-/// object `inside`.
-pub(super) fn check_outside(f: &mut Fields<'_>, inside: Option<&Map<String, Value>>) {
-    compare(f, &KEYS, inside);
+/// object that is `read`.
+pub(super) fn check_outside(f: &mut Fields<'_>, read: Option<Read<'_>>) {
+    compare(f, &KEYS, read);
     for key in OTHER_OBJECTS {
         if let Some(mut f) = f.object(key) {
-            check(&mut f, inside);
+            check(&mut f, read);
         }
     }
 }
@@ -124,13 +143,15 @@ pub(super) fn expert_dtype(parts: Parts<'_>) -> Option<ExpertDtype> {
         .find(|dtype| dtype.name() == name)
 }
 
-fn compare(f: &mut Fields<'_>, keys: &[(&str, Format)], inside: Option<&Map<String, Value>>) {
+fn compare(f: &mut Fields<'_>, keys: &[(&str, Format)], read: Option<Read<'_>>) {
+    let (read, name) = read.unzip();
+    let name = name.unwrap_or(OBJECT);
     for (key, format) in keys {
-        let inside = inside.and_then(|inside| inside.get(*key));
+        let inside = read.and_then(|read| read.get(*key));
         // One that is none itself is noted there.
         let inside = inside.filter(|value| format.is(value));
         let expected = match inside {
-            Some(value) => format!("{}, as {OBJECT} has it", quoted(value)),
+            Some(value) => format!("{}, as {name} has it", quoted(value)),
             None => format!("{} (nothing else is supported)", format.shown()),
         };
         f.optional(key, &expected, (), |v| {

@@ -11,8 +11,7 @@ use super::{Violation, beside, fields::Fields, neutral, parts::Parts, quantisati
 /// `read` are the keys that are read in that part.
 pub(super) fn check(parts: Parts<'_>, read: &BTreeSet<String>, violations: &mut Vec<Violation>) {
     let Parts { top, text } = parts;
-    let formats = parts.holder(quantisation::OBJECT).get(quantisation::OBJECT);
-    let formats = formats.and_then(Value::as_object);
+    let formats = quantisation::of_file(parts);
     if parts.are_two() {
         let mut noted = Vec::new();
         object(top, text, formats, &mut noted);
@@ -31,21 +30,14 @@ pub(super) fn check(parts: Parts<'_>, read: &BTreeSet<String>, violations: &mut 
 fn object(
     map: &Map<String, Value>,
     text: &Map<String, Value>,
-    formats: Option<&Map<String, Value>>,
+    formats: Option<quantisation::Read<'_>>,
     violations: &mut Vec<Violation>,
 ) {
     let f = &mut Fields::new(map, violations);
     family(f);
     neutral::check(f, text);
     quantisation::check_outside(f, formats);
-    // Of two such objects the decoder's own is read.
-    let other = formats.filter(|formats| {
-        let own = map.get(quantisation::OBJECT).and_then(Value::as_object);
-        own.is_none_or(|own| !std::ptr::eq(own, *formats))
-    });
-    if let Some(mut f) = f.object(quantisation::OBJECT) {
-        quantisation::check(&mut f, other);
-    }
+    quantisation::check_object(f, formats);
 }
 
 /// `architectures` and `model_type`, as the decoder's part and the file around it have them.

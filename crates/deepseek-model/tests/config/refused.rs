@@ -105,6 +105,7 @@ fn every_rule_is_checked() {
         ("kv_source_layer_ids", json!([0, 2, 8, 14, 20])),
         ("index_source_layer_ids", json!([1, 2, 8, 14, 20, 41])),
         ("index_source_layer_ids", json!([2, 8, 20])),
+        ("candidate_source_layer_id", json!(-2)),
         ("candidate_source_layer_id", json!(24)),
         ("candidate_source_layer_id", json!(14)),
         ("candidate_source_layer_id", json!(99)),
@@ -196,6 +197,25 @@ fn formats_outside_of_their_object_are_judged_by_what_it_says() {
       expert_dtype: expected "fp4", as quantization_config has it, found "fp8", beside text_config
     "#);
     changed(|text| text["expert_dtype"] = "bf16".into()).unwrap_err();
+    // Of two such objects the decoder's own is read.
+    let error = changed(|text| text["quantization_config"] = json!({ "expert_dtype": "fp8" }));
+    insta::assert_snapshot!(error.unwrap_err(), @r#"
+    config.json breaks 1 rule:
+      quantization_config.expert_dtype: expected "fp8", as text_config.quantization_config has it, found "fp4", beside text_config
+    "#);
+    // Also of a layer, and of a part of it.
+    let error = changed(|text| {
+        text["quantization_config"] = json!({
+            "expert_dtype": "fp4",
+            "layers.3.ffn": { "expert_dtype": "fp8" },
+            "layers": { "4": { "fmt": "e5m2" } },
+        });
+    });
+    insta::assert_snapshot!(error.unwrap_err(), @r#"
+    config.json breaks 2 rules:
+      text_config.quantization_config.layers.4.fmt: expected "e4m3" (nothing else is supported), found "e5m2"
+      text_config.quantization_config."layers.3.ffn".expert_dtype: expected "fp4", as text_config.quantization_config has it, found "fp8"
+    "#);
     for dtype in ["fp4", "fp8", "bf16"] {
         let mut json = release();
         json["expert_dtype"] = dtype.into();
