@@ -146,13 +146,13 @@ fn scoring(f: &mut Fields<'_>) -> Option<Scoring> {
     })
 }
 
-/// Absent or -1 as `candidate_source_layer_id`: no restriction of later choices.
+/// Absent or negative `candidate_source_layer_id`: no restriction of later choices.
 fn candidates(f: &mut Fields<'_>) -> Option<CandidateConfig> {
     let source = f.optional(
         "candidate_source_layer_id",
-        "a layer id, or -1 for none",
+        "a layer id, or one below 0 for none",
         -1,
-        |v| v.as_i64().filter(|&id| id >= -1),
+        Value::as_i64,
     )?;
     let source = usize::try_from(source).ok()?;
     let (top_blocks, block_size) = (

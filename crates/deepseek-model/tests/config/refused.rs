@@ -105,7 +105,7 @@ fn every_rule_is_checked() {
         ("kv_source_layer_ids", json!([0, 2, 8, 14, 20])),
         ("index_source_layer_ids", json!([1, 2, 8, 14, 20, 41])),
         ("index_source_layer_ids", json!([2, 8, 20])),
-        ("candidate_source_layer_id", json!(-2)),
+        ("candidate_source_layer_id", json!(1.5)),
         ("candidate_source_layer_id", json!(24)),
         ("candidate_source_layer_id", json!(14)),
         ("candidate_source_layer_id", json!(99)),
