@@ -172,8 +172,9 @@ impl Shared {
             messages: messages.map(Cow::Borrowed),
         };
         let question = serde_json::to_vec(&question).map_err(std::io::Error::from)?;
-        let mut process = start().map_err(Fault::NotStarted)?;
-        let (input, out) = (process.stdin.take(), process.stdout.take());
+        let mut process = Process(Some(start().map_err(Fault::NotStarted)?));
+        let child = process.child();
+        let (input, out) = (child.stdin.take(), child.stdout.take());
         let (mut input, out) = (input.ok_or_else(no_pipe)?, out.ok_or_else(no_pipe)?);
         // Where the process has ended, its status tells of it.
         let _ = input.write_all(&question).await;
@@ -184,7 +185,7 @@ impl Shared {
             let place = self.template.place.clone();
             return Err(Fault::TooLong { place });
         }
-        let status = process.wait().await?;
+        let status = process.child().wait().await?;
         self.understand(&said, status)
     }
 
@@ -211,6 +212,29 @@ impl Shared {
                 bound,
             },
         })
+    }
+}
+
+/// A process that is ended where nobody waits for it any more, and then asked for its status: until someone
+/// has, the system keeps its entry.
+struct Process(Option<Child>);
+
+impl Process {
+    fn child(&mut self) -> &mut Child {
+        self.0.as_mut().expect("there until it is dropped")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let Some(mut child) = self.0.take() else {
+            return;
+        };
+        // One that has ended, and was asked, is not there to be killed.
+        let killed = child.start_kill();
+        if let (Ok(()), Ok(runtime)) = (killed, tokio::runtime::Handle::try_current()) {
+            runtime.spawn(async move { child.wait().await });
+        }
     }
 }
 

@@ -24,11 +24,16 @@ fn ended(name: &str, flags: &[&str], signal: &str, wait: Duration) -> Output {
 }
 
 /// The same at a moment at which something was made. Before the first step there is nothing to be lost, and
-/// the signal ends the program.
+/// the signal ends the program; one that came to its end by itself, where a machine is busy no more, was
+/// waited for too long.
 fn in_the_middle(name: &str, flags: &[&str], signal: &str) -> Output {
-    let waits = (0..7).map(|doublings| Duration::from_millis(200 << doublings));
-    let mut ends = waits.map(|wait| ended(name, flags, signal, wait));
-    ends.find(|output| output.stdout.len() > 100).unwrap()
+    let waits = (0..12).map(|n| Duration::from_millis(200).mul_f64(1.5f64.powi(n)));
+    let mut ends = waits
+        .cycle()
+        .take(36)
+        .map(|wait| ended(name, flags, signal, wait));
+    let middle = |output: &Output| output.stdout.len() > 100 && !output.status.success();
+    ends.find(middle).unwrap()
 }
 
 /// Of several texts none is printed before it has ended: what was made of them would be lost.

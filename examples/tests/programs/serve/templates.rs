@@ -58,7 +58,7 @@ const HOSTILE: &str = "{% set c = messages[0].content %}{% set n = namespace(l=[
 /// misfortune: the server goes on, also for other conversations.
 #[test]
 fn a_template_that_ends_its_process_ends_no_more() {
-    let (mut server, _dir) = start_with(HOSTILE, &["--request-timeout", "4"]);
+    let (mut server, _dir) = start_with(HOSTILE, &["--request-timeout", "8"]);
     let told = ["itself", "deep", "compared", "grows", "long", "endless"].map(|content| {
         let refused = server.post(CHAT, &chat(content)).refusal();
         let answered = server.post(CHAT, &chat("a")).json();
@@ -74,7 +74,7 @@ fn a_template_that_ends_its_process_ends_no_more() {
     compared: 400 invalid_request_error, -, messages: messages: chat_template of tokenizer_config.json ends the process that runs it (signal: 6 (SIGABRT)): expected it to nest values less deep, and to take at most 576 MiB
     grows: 400 invalid_request_error, -, messages: messages: chat_template of tokenizer_config.json ends the process that runs it (signal: 6 (SIGABRT)): expected it to nest values less deep, and to take at most 576 MiB
     long: 400 invalid_request_error, -, messages: messages: chat_template of tokenizer_config.json: expected a text of at most 64 MiB, got more
-    endless: 504 server_error, deadline_exceeded, messages: messages: expected the chat template to take at most 4 s, waiting for others of its kind included, got more: mend the template, or shorten the messages
+    endless: 504 server_error, deadline_exceeded, messages: messages: expected the chat template to take at most 8 s, waiting for others of its kind included, got more: mend the template, or shorten the messages
     ");
     server.signal("TERM");
     assert_eq!(server.ended().0, Some(0));
@@ -190,4 +190,17 @@ fn a_client_that_goes_away_frees_its_place_at_the_template() {
     }
     let counted = server.get("/metrics").body;
     assert!(counted.contains("status=\"499\"} 40\n"), "{counted}");
+}
+
+/// Nothing else may happen on the server afterwards that would look after its processes.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_client_that_leaves_at_once_leaves_no_dead_process() {
+    let (server, _dir) = start(HOSTILE);
+    for _ in 0..5 {
+        let asked = server.begin(CHAT, &chat("endless"));
+        while renderers(server.id()).is_empty() {}
+        asked.close();
+        wait_for_renderers(&server, 0);
+    }
 }
